@@ -1,0 +1,65 @@
+"""Batch norm that can be frozen per client and never counts batches."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class BatchNorm(nn.Module):
+    """Batch norm over all axes but the channels (axis 1), for inputs of any rank >= 2.
+
+    With `selective` (set by Net.freezing) a frozen norm normalises with its running statistics and
+    keeps them, by a flag that is data: clients that freeze different layers still run together.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.eps = eps
+        self.momentum = momentum
+        self.selective = False
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+        self.register_buffer("live", torch.ones((), dtype=torch.bool), persistent=False)
+        self.running_mean: Tensor
+        self.running_var: Tensor
+        self.live: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.selective:
+            return self._selective(x)
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
+        )
+
+    def _selective(self, x: Tensor) -> Tensor:
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        var, mean = torch.var_mean(x, dim=axes, correction=0)
+        count = x.numel() // x.shape[1]
+        used_mean = torch.where(self.live, mean, self.running_mean)
+        used_var = torch.where(self.live, var, self.running_var)
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        scale = self.weight * torch.rsqrt(used_var + self.eps)
+        out = (x - used_mean.view(shape)) * scale.view(shape) + self.bias.view(shape)
+        step = self.momentum * self.live.to(mean.dtype)
+        self.running_mean += step * (mean.detach() - self.running_mean)
+        self.running_var += step * (var.detach() * (count / max(count - 1, 1)) - self.running_var)
+        return out
+
+
+def own_batch_norms(module: nn.Module) -> nn.Module:
+    """Replace torch's batch norms by ours, keeping names and values."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            ours = BatchNorm(child.num_features, child.eps, 0.1 if child.momentum is None else child.momentum)
+            if child.affine:
+                ours.weight, ours.bias = child.weight, child.bias
+            if child.running_mean is not None and child.running_var is not None:
+                ours.running_mean, ours.running_var = child.running_mean, child.running_var
+            setattr(module, name, ours)
+        else:
+            own_batch_norms(child)
+    return module

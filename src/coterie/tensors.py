@@ -1,0 +1,99 @@
+"""Arithmetic on named tensors: pure functions on `dict[str, Tensor]`, never in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Tensors: TypeAlias = dict[str, Tensor]
+"""Parameter name -> tensor. Names and shapes stay the same for a whole run."""
+
+Groups: TypeAlias = dict[str, Tensors]
+"""Group name ("shared", "private", "control") -> its tensors."""
+
+
+def tmap(fn: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]) -> Tensors:
+    """Apply `fn` name by name; every argument must have the names of the first."""
+    return {name: fn(value, *(other[name] for other in rest)) for name, value in first.items()}
+
+
+def gmap(fn: Callable[..., Tensor], first: Mapping[str, Tensors], *rest: Mapping[str, Tensors]) -> Groups:
+    """`tmap` over every group."""
+    return {group: tmap(fn, values, *(other[group] for other in rest)) for group, values in first.items()}
+
+
+def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
+    return tmap(torch.add, a, b)
+
+
+def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
+    return tmap(torch.sub, a, b)
+
+
+def scale(a: Mapping[str, Tensor], factor: Tensor | float) -> Tensors:
+    return {name: value * factor for name, value in a.items()}
+
+
+def zeros_like(a: Mapping[str, Tensor]) -> Tensors:
+    return tmap(torch.zeros_like, a)
+
+
+def clone(a: Mapping[str, Tensor]) -> Tensors:
+    return {name: value.detach().clone() for name, value in a.items()}
+
+
+def clone_groups(groups: Mapping[str, Tensors]) -> Groups:
+    return {group: clone(values) for group, values in groups.items()}
+
+
+def pick(a: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
+    return {name: a[name] for name in names}
+
+
+def merge(*parts: Mapping[str, Tensor]) -> Tensors:
+    """One mapping of all names; two parts that hold the same name are a mistake of ours."""
+    merged: Tensors = {}
+    for part in parts:
+        twice = merged.keys() & part.keys()
+        assert not twice, f"groups overlap in {sorted(twice)[:3]}"
+        merged.update(part)
+    return merged
+
+
+def squared_norm(a: Mapping[str, Tensor]) -> Tensor:
+    """Sum of squares over all entries, in float64 (0 for no tensors at all)."""
+    total = torch.zeros((), dtype=torch.float64)
+    for value in a.values():
+        total = total.to(value.device) + value.detach().double().square().sum()
+    return total
+
+
+def norm(groups: Iterable[Mapping[str, Tensor]]) -> Tensor:
+    """The L2 norm of all groups together."""
+    squares = [squared_norm(group).cpu() for group in groups]
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
+
+
+def num_elements(a: Mapping[str, Tensor]) -> int:
+    return sum(value.numel() for value in a.values())
+
+
+def num_bytes(value: Tensor) -> int:
+    """What a tensor costs on the wire: flags are packed to bits, everything else is sent as it is."""
+    if value.dtype == torch.bool:
+        return -(-value.numel() // 8)
+    return value.numel() * value.element_size()
+
+
+def memory_bytes(groups: Mapping[str, Tensors]) -> int:
+    """Bytes that these tensors hold in memory."""
+    return sum(value.numel() * value.element_size() for tensors in groups.values() for value in tensors.values())
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the real examples of a batch; padded rows (mask 0) count for nothing."""
+    weights = mask.to(values.dtype)
+    return (values * weights).sum() / weights.sum().clamp(min=1.0)
