@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
 from coterie.message import Message, Slot
@@ -354,10 +353,6 @@ class Method(ABC):
     def personal(self, mine: Groups, down: Message, site: Site) -> Predictor | PersonalRun | None:
         """What the client would deploy now; it may sweep but never trains."""
 
-    def needs_equal_weights(self) -> bool:
-        """True where the update rule is only right when every client counts the same."""
-        return False
-
 
 @dataclass(frozen=True)
 class Wrapper(Method):
@@ -398,9 +393,6 @@ class Wrapper(Method):
 
     def personal(self, mine: Groups, down: Message, site: Site) -> Predictor | PersonalRun | None:
         return self.inner.personal(mine, down, site)
-
-    def needs_equal_weights(self) -> bool:
-        return self.inner.needs_equal_weights()
 
 
 def as_run(result: Any) -> Generator[Any, Any, Any]:
@@ -561,8 +553,3 @@ class Phase:
 
 
 Plan: TypeAlias = tuple[Phase, ...]
-
-
-def no_tensor() -> Tensor:
-    """A number that stands for 'nothing yet' in a row."""
-    return torch.zeros((), dtype=torch.float64)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -91,7 +92,7 @@ class ClientTable(Mapping[ClientId, Groups]):
         self._sizes: dict[ClientId, int] = {}
         self._bytes = 0
         self._version: dict[ClientId, int] = {}
-        self._on_disk: dict[ClientId, int] = {}  # newest version that has a file
+        self._on_disk: dict[ClientId, tuple[int, int]] = {}  # newest version that has a file, and its checksum
 
     def __getitem__(self, client: ClientId) -> Groups:
         if client in self._memory:
@@ -114,10 +115,6 @@ class ClientTable(Mapping[ClientId, Groups]):
         return len(self._version)
 
     @property
-    def versions(self) -> dict[ClientId, int]:
-        return dict(self._version)
-
-    @property
     def bytes_in_memory(self) -> int:
         return self._bytes
 
@@ -132,19 +129,22 @@ class ClientTable(Mapping[ClientId, Groups]):
             self._remember(client, row)
         self._spill()
 
-    def save_changed(self) -> dict[ClientId, Path]:
-        """Write every row that has no file of its newest version; all files by client."""
+    def save_changed(self) -> dict[ClientId, tuple[int, int]]:
+        """Write every row that has no file of its newest version; version and checksum by client."""
         for client in list(self._memory):
             self._write(client)
-        return {client: self.path(client, version) for client, version in self._version.items()}
+        return dict(self._on_disk)
 
-    def restore(self, versions: Mapping[ClientId, int]) -> None:
+    def restore(self, saved: Mapping[ClientId, tuple[int, int]]) -> None:
         """Forget everything and take the rows of these versions from disk (when they are asked for)."""
         self._memory.clear()
         self._sizes.clear()
         self._bytes = 0
-        self._version = dict(versions)
-        self._on_disk = dict(versions)
+        self._version = {client: version for client, (version, _) in saved.items()}
+        self._on_disk = dict(saved)
+
+    def version(self, client: ClientId) -> int | None:
+        return self._version.get(client)
 
     def _remember(self, client: ClientId, row: Groups) -> None:
         self._bytes += memory_bytes(row) - self._sizes.get(client, 0)
@@ -163,17 +163,17 @@ class ClientTable(Mapping[ClientId, Groups]):
 
     def _write(self, client: ClientId) -> None:
         version = self._version[client]
-        if self._on_disk.get(client) == version:
+        if self._on_disk.get(client, (None, 0))[0] == version:
             return
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(self.path(client, version), pack_groups(self._memory[client]))
-        self._on_disk[client] = version
+        self._on_disk[client] = version, write_private(self.path(client, version), pack_groups(self._memory[client]))
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Write a whole file that only its owner may read, or nothing: the name appears when all is there."""
+def write_private(path: Path, data: bytes) -> int:
+    """Write a whole file that only its owner may read, or nothing; its checksum. The name appears when all is there."""
     partial = path.with_name(path.name + ".partial")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
-    os.replace(partial, path)
+    os.replace(partial, path)  # noqa: PTH105 - Path.replace returns a new path, this says what happens
+    return zlib.crc32(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -65,6 +66,17 @@ class ClientParts:
     test: View
 
 
+@dataclass(frozen=True)
+class Finding:
+    """What a check of a population found: a "leak" makes results worthless, a "warning" should be known, a "note" says
+    what was not checked."""
+
+    level: Literal["leak", "warning", "note"]
+    kind: str
+    count: int
+    text: str
+
+
 @dataclass(frozen=True, eq=False)
 class Population:
     """All clients of a run, and what the server holds: a central test set and public data."""
@@ -77,6 +89,7 @@ class Population:
     central_test: View | None = None
     public: dict[str, View] = field(default_factory=dict)
     partition: str = ""
+    findings: tuple[Finding, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.parts):

@@ -1,0 +1,188 @@
+"""The reference answers to `Train` and `Sweep`: one client, one step after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.data.examples import whole
+from coterie.engine.optim import Stepper, rate
+from coterie.method import Adam, Batch, Examples, Loss, LossFn, Net, Optimizer, Round, SGD, Sweep, Train, Trained
+from coterie.randomness import Draw, Key, draw
+from coterie.tensors import Groups, Tensors, clone_groups, norm
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """Where an ask is answered: the net, the round and the key of this client in this round."""
+
+    net: Net
+    round: Round
+    key: Key
+
+
+def answer(ask: Train | Sweep, context: Context, ordinal: int = 0) -> Trained | Tensors:
+    """Answer one ask; `ordinal` counts asks of the same name, so that each has random numbers of its own."""
+    key = context.key.fold(ask.name, ordinal)
+    if isinstance(ask, Train):
+        return train(ask, context.net, context.round, key)
+    return sweep(ask, context.net, key)
+
+
+def train(ask: Train, net: Net, round: Round, key: Key) -> Trained:
+    streams = {name: as_examples(stream) for name, stream in ask.streams.items()}
+    num_steps = count_steps(ask, streams)
+    params, buffers = clone_groups(ask.params), clone_groups(ask.buffers)
+    net = net.freezing(ask.frozen) if ask.frozen is not None else net
+    steppers = {group: Stepper(group, values, optimizer(ask, group), ask.memory) for group, values in params.items()}
+    lr_sum = dict.fromkeys(params, 0.0)
+    turns = [(ask.loss, frozenset(params))] if ask.loss else [(turn.loss, turn.moves) for turn in ask.turns]
+    totals: Tensors = {}
+    batches = _batches(ask, streams, key, params)
+    for step in range(num_steps):
+        batch = next(batches)
+        for loss_fn, moves in turns:
+            grads, loss = _gradients(ask, loss_fn, moves, params, buffers, batch, net)
+            buffers = {**buffers, **{name: _detached(values) for name, values in loss.buffers.items()}}
+            for group in grads:
+                lr = rate(optimizer(ask, group), round, step, num_steps)
+                steppers[group].step(grads[group], lr, ask.frozen)
+                lr_sum[group] += lr
+            if ask.project is not None:
+                _write(params, ask.project(params, ask.refs))
+        for name, value in {"objective": loss.value, **loss.metrics}.items():
+            totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + value.detach().double().cpu()
+    metrics = {name: float(value) / max(num_steps, 1) for name, value in totals.items()}
+    memory = {name: values for stepper in steppers.values() for name, values in stepper.memory().items()}
+    return Trained(params, buffers, memory, num_steps, lr_sum, metrics)
+
+
+def _gradients(
+    ask: Train, loss_fn: LossFn, moves: frozenset[str], params: Groups, buffers: Groups, batch: Batch, net: Net
+) -> tuple[Groups, Loss]:
+    """Gradient of loss and terms, corrected and clipped, for the groups that move."""
+
+    def compute(at: Groups, buffers: Groups) -> tuple[Groups, Loss]:
+        leaves = {g: {n: v.detach().requires_grad_() for n, v in at[g].items()} for g in at if g in moves}
+        with torch.enable_grad():
+            point = {**at, **leaves}
+            loss = loss_fn(point, buffers, ask.refs, batch, net)
+            total = loss.value
+            for term in ask.terms:
+                total = total + term(point, buffers, ask.refs, batch, net)
+            flat = [leaf for group in leaves.values() for leaf in group.values()]
+            found = iter(torch.autograd.grad(total, flat, allow_unused=True))
+        grads = {g: {n: _or_zero(next(found), leaf) for n, leaf in group.items()} for g, group in leaves.items()}
+        return grads, Loss(total.detach(), loss.buffers, loss.metrics)
+
+    grads, loss = ask.gradient(compute, params, buffers, ask.refs) if ask.gradient else compute(params, buffers)
+    for adjust in ask.adjusts:
+        grads = adjust(grads, ask.refs)
+    if ask.frozen is not None:
+        frozen = ask.frozen
+        grads = {g: {n: v.masked_fill(frozen[n], 0.0) if n in frozen else v for n, v in t.items()} for g, t in grads.items()}
+    if ask.clip_norm is not None:
+        factor = float((ask.clip_norm / (norm(grads.values()) + 1e-12)).clamp(max=1.0))
+        grads = {g: {n: v * factor for n, v in t.items()} for g, t in grads.items()}
+    return grads, loss
+
+
+def sweep(ask: Sweep, net: Net, key: Key) -> Tensors:
+    streams = {name: as_examples(stream) for name, stream in ask.streams.items()}
+    main = next(iter(streams))
+    total = len(streams[main])
+    device, dtype = place_of(ask.params or ask.refs or ask.buffers, net)
+    # drawn for all rows at once: an example's noise must not depend on the batch it falls into
+    noise = {n: draw(key.fold("noise", n), 0, spec, total, device, dtype) for n, spec in ask.noise.items()}
+    gathered: dict[str, list[Tensor]] = {}
+    with torch.no_grad():
+        for start in range(0, total, ask.batch_size):
+            positions = torch.arange(start, min(start + ask.batch_size, total))
+            batch = {name: with_mask(stream.rows(positions)) for name, stream in streams.items()}
+            batch["noise"] = {
+                n: value[start : start + len(positions)] if _per_example(ask.noise[n]) else value for n, value in noise.items()
+            }
+            out = ask.fn(ask.params, ask.buffers, ask.refs, batch, net)
+            factor = len(positions) / total if ask.gather == "mean" else 1.0
+            for name, value in out.items():
+                value = value.detach()
+                if ask.gather == "rows":
+                    gathered.setdefault(name, []).append(value)
+                else:
+                    before = gathered[name][0] if name in gathered else torch.zeros_like(value)
+                    gathered[name] = [before + value * factor]
+    return {name: torch.cat(values) if ask.gather == "rows" else values[0] for name, values in gathered.items()}
+
+
+def as_examples(stream: Examples | Tensors) -> Examples:
+    return whole(stream) if isinstance(stream, dict) else stream
+
+
+def with_mask(columns: Tensors) -> Tensors:
+    """A batch of the reference has no padding, so every row is real."""
+    first = next(iter(columns.values()))
+    return {**columns, "mask": torch.ones(len(first), dtype=torch.bool, device=first.device)}
+
+
+def count_steps(ask: Train, streams: Mapping[str, Examples]) -> int:
+    if ask.steps is not None:
+        return ask.steps
+    assert ask.epochs is not None
+    main = next(iter(streams.values()))
+    return ask.epochs * -(-len(main) // ask.batch_size)
+
+
+def optimizer(ask: Train, group: str) -> Optimizer:
+    return ask.optim if isinstance(ask.optim, (SGD, Adam)) else ask.optim[group]
+
+
+def _batches(ask: Train, streams: Mapping[str, Examples], key: Key, params: Groups) -> Iterator[Batch]:
+    device, dtype = place_of(params)
+    positions = {name: _positions(len(stream), ask.batch_size, key.fold("order", name)) for name, stream in streams.items()}
+    step = 0
+    while True:
+        batch = {name: with_mask(stream.rows(next(positions[name]))) for name, stream in streams.items()}
+        size = len(next(iter(batch.values()))["mask"]) if batch else ask.batch_size
+        batch["noise"] = {n: draw(key.fold("noise", n), step, s, size, device, dtype) for n, s in ask.noise.items()}
+        yield batch
+        step += 1
+
+
+def _positions(total: int, batch_size: int, key: Key) -> Iterator[Tensor]:
+    """Shuffled passes without end; the last batch of a pass may be short, none is dropped."""
+    if total == 0:
+        raise ValueError("A Train was given a stream without examples. Leave this client out, or give it data.")
+    epoch = 0
+    while True:
+        order = torch.from_numpy(key.fold(epoch).numpy().permutation(total))
+        yield from order.split(batch_size)
+        epoch += 1
+
+
+def place_of(groups: Groups, net: Net | None = None) -> tuple[torch.device, torch.dtype]:
+    for values in (*groups.values(), net.params if net is not None else {}):
+        for value in values.values():
+            if value.is_floating_point():
+                return value.device, value.dtype
+    return torch.device("cpu"), torch.get_default_dtype()
+
+
+def _per_example(spec: Draw) -> bool:
+    return bool(spec.shape) and spec.shape[0] == "batch"
+
+
+def _or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if grad is None else grad
+
+
+def _detached(values: Tensors) -> Tensors:
+    return {name: value.detach() for name, value in values.items()}
+
+
+def _write(params: Groups, values: Groups) -> None:
+    for group, tensors in values.items():
+        for name, value in tensors.items():
+            params[group][name].copy_(value.detach())

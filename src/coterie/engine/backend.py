@@ -1,0 +1,82 @@
+"""The seam between a round and who computes it: jobs in, outcomes out, whatever runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from coterie.data.examples import Population
+from coterie.engine.client import Failure, Finished
+from coterie.message import Message
+from coterie.method import Exchange, Method, Net, Plan, Predictor, Round, Site
+from coterie.metrics.metric import Metric
+from coterie.randomness import Key
+from coterie.states import ClientId, Content
+from coterie.tensors import Groups
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """What every worker knows before the first round."""
+
+    plan: Plan
+    population: Population
+    net: Net
+    metric: Metric
+    seed: int
+
+    def method(self, phase: str) -> Method:
+        return next(p.method for p in self.plan if p.name == phase)
+
+    def site(self, client: ClientId, round: Round, public: Mapping[str, Content], attempt: int = 0) -> Site:
+        key = Key(self.seed, ("round", round.index, "client", client))
+        return Site(
+            client=client,
+            round=round,
+            data=self.population.parts[client],
+            net=self.net,
+            key=key.fold("attempt", attempt) if attempt else key,
+            public={name: content.tensors for name, content in public.items()},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TrainJob:
+    """One client's round; with `evaluate` also its own model afterwards ("local")."""
+
+    client: ClientId
+    round: Round
+    row: Groups
+    down: Message
+    public: Mapping[str, Content]
+    attempt: int = 0
+    evaluate: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluateJob:
+    """What this client would deploy now, or a given predictor on this client's parts."""
+
+    client: ClientId
+    round: Round
+    public: Mapping[str, Content]
+    row: Groups
+    down: Message
+    predictor: Predictor | None = None
+
+
+Outcome: TypeAlias = tuple[ClientId, Finished | Failure]
+Scores: TypeAlias = dict[str, dict[str, float]]
+"""split -> metric -> value"""
+AnswerExchange: TypeAlias = Callable[[Mapping[ClientId, Exchange]], Mapping[ClientId, Message | Failure]]
+
+
+class Backend(Protocol):
+    """Runs jobs in any order it likes. Jobs are pulled one by one, so only those under way are in memory."""
+
+    name: str
+
+    def train(self, jobs: Iterable[TrainJob], answer: AnswerExchange) -> Iterator[Outcome]: ...
+    def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores]]: ...
+    def close(self) -> None: ...

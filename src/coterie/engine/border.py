@@ -1,0 +1,74 @@
+"""What the server checks before a Message counts: names, shapes, dtypes, numbers and size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from coterie.message import Message, Slot
+from coterie.tensors import norm, sub
+
+
+class Refused(ValueError):
+    """A Message that is left out of the round."""
+
+
+def check(message: Message, slots: Mapping[str, Slot], sent: Message, *, norm_ratio: float) -> None:
+    """Raise `Refused` with the reason when this Message can't count. `message` is what arrived, values as values."""
+    for group, tensors in message.groups.items():
+        if group not in slots:
+            raise Refused(f"sent the group '{group}', which is not among {sorted(slots)}. A method must declare it in slots().")
+        _check_names(group, tensors, slots[group])
+        for name, value in tensors.items():
+            _check_tensor(f"{group}/{name}", value, slots[group].spec[name])
+    for group, slot in slots.items():
+        if group not in message.groups and slot.spec and not slot.subset and slot.reduce != "each" and "/" not in group:
+            raise Refused(f"sent no group '{group}'. The method's client must return every declared group.")
+    weight = message.weight
+    if weight is not None and not (bool(torch.isfinite(weight)) and float(weight) >= 0):
+        raise Refused(f"sent the weight {float(weight)}. A weight must be a finite number >= 0.")
+    for name, value in message.scalars.items():
+        if not bool(torch.isfinite(value).all()):
+            raise Refused(f"sent a scalar '{name}' that is not finite.")
+    _check_size(message, slots, sent, norm_ratio)
+
+
+def changes(message: Message, slots: Mapping[str, Slot], sent: Message) -> Message:
+    """The Message with what was really sent subtracted from every averaged value."""
+    groups = dict(message.groups)
+    for name, group in message.groups.items():
+        if slots[name].kind == "value" and slots[name].reduce != "each":
+            groups[name] = sub(group, sent[name])
+    return message.with_(**groups)
+
+
+def _check_names(group: str, tensors: Mapping[str, Tensor], slot: Slot) -> None:
+    extra = sorted(tensors.keys() - slot.spec.keys())
+    missing = sorted(slot.spec.keys() - tensors.keys())
+    if extra:
+        raise Refused(f"sent '{extra[0]}' in '{group}', which has no such name ({len(slot.spec)} names are declared).")
+    if missing and not slot.subset:
+        raise Refused(f"sent no '{missing[0]}' in '{group}' ({len(tensors)} of {len(slot.spec)} names arrived).")
+
+
+def _check_tensor(where: str, value: Tensor, expected: tuple[tuple[int, ...], torch.dtype]) -> None:
+    shape, dtype = expected
+    same = len(shape) == value.dim() and all(want in (-1, have) for want, have in zip(shape, value.shape, strict=True))
+    if not same:
+        raise Refused(f"sent '{where}' of shape {tuple(value.shape)}, expected {shape}.")
+    if value.dtype != dtype:
+        raise Refused(f"sent '{where}' as {value.dtype}, expected {dtype}.")
+    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        raise Refused(f"sent '{where}' with NaN or infinite entries.")
+
+
+def _check_size(message: Message, slots: Mapping[str, Slot], sent: Message, norm_ratio: float) -> None:
+    moved = changes(message, slots, sent)
+    updates = [group for name, group in moved.groups.items() if slots[name].guard != "examples" and slots[name].reduce != "each"]
+    updates += [group for name, group in moved.groups.items() if slots[name].guard == "update" and slots[name].reduce == "each"]
+    size = float(norm(updates))
+    limit = norm_ratio * (1.0 + float(norm(sent.groups.values())))
+    if size > limit:
+        raise Refused(f"sent an update of norm {size:.3g}, beyond {limit:.3g} ({norm_ratio:g} times what it received).")

@@ -1,0 +1,71 @@
+"""Which backend and device a run uses, and why."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from coterie.engine.settings import Settings
+from coterie.method import Everyone, Fixed, Named, Nobody, Plan
+from coterie.tensors import Tensors, num_elements
+
+_WORTH_A_POOL = 2e10  # parameters x examples over the run; below it, starting workers costs more than it gains
+
+
+@dataclass(frozen=True)
+class Choice:
+    backend: str
+    workers: int
+    reason: str
+
+
+def choose_backend(settings: Settings, plan: Plan, params: Tensors, examples: list[int]) -> Choice:
+    cores = os.cpu_count() or 1
+    workers = settings.workers or min(cores, len(examples))
+    if settings.backend == "loop":
+        return Choice("loop", 1, "asked for")
+    if settings.backend == "pool":
+        return Choice("pool", workers, "asked for")
+    if choose_device(settings.devices).type != "cpu":
+        return Choice("loop", 1, "one client after another on the accelerator")
+    widest = max((_cohort_size(phase.cohort, len(examples)) for phase in plan), default=0)
+    if workers < 2 or widest < 2:
+        return Choice("loop", 1, "one core, or one client at a time")
+    mean = sum(examples) / max(len(examples), 1)
+    work = num_elements(params) * mean * sum(phase.rounds * _cohort_size(phase.cohort, len(examples)) for phase in plan)
+    if work < _WORTH_A_POOL:
+        return Choice("loop", 1, f"{work:.1e} parameters x examples are too few to pay for {workers} workers")
+    return Choice("pool", workers, f"{workers} one-thread workers for {work:.1e} parameters x examples")
+
+
+def choose_device(devices: str) -> torch.device:
+    if devices == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(devices)
+    except RuntimeError:
+        raise ValueError(f"Unknown device '{devices}'. Use cpu, cuda or cuda:0.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"There is no CUDA device here, found '{devices}'. Use --devices cpu.")
+    return device
+
+
+def set_precision(precision: str) -> torch.dtype:
+    """fp32 means true fp32: cuDNN's convolutions use TF32 unless it is switched off."""
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    return torch.float64 if precision == "fp64" else torch.float32
+
+
+def _cohort_size(cohort: object, num_clients: int) -> int:
+    if isinstance(cohort, Everyone):
+        return num_clients
+    if isinstance(cohort, Fixed):
+        return cohort.size
+    if isinstance(cohort, Named):
+        return len(cohort.clients)
+    if isinstance(cohort, Nobody):
+        return 0
+    return max(1, round(getattr(cohort, "rate", 1.0) * num_clients))

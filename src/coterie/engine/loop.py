@@ -1,0 +1,76 @@
+"""The reference backend: one client after another in this process, with its own traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import Literal
+
+from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
+from coterie.engine.client import Failure, Finished, drive
+from coterie.engine.evaluate import evaluate_client, evaluate_parts
+from coterie.message import Message
+from coterie.method import Exchange
+from coterie.states import ClientId
+
+Order = Literal["forward", "reversed"]
+
+
+class Loop:
+    """`order` changes the order in which clients are computed, and never a number."""
+
+    name = "loop"
+
+    def __init__(self, world: World, order: Order = "forward") -> None:
+        self._world = world
+        self._order = order
+
+    def train(self, jobs: Iterable[TrainJob], answer: AnswerExchange) -> Iterator[Outcome]:
+        waiting: dict[ClientId, tuple[Generator[Exchange, Message, Finished | Failure], Exchange]] = {}
+        for job in jobs if self._order == "forward" else reversed(list(jobs)):
+            run = start(self._world, job)
+            asked, outcome = advance(run, None)
+            if asked is not None:
+                waiting[job.client] = run, asked
+            elif outcome is not None:
+                yield job.client, outcome
+        while waiting:
+            replies = answer({client: asked for client, (_, asked) in sorted(waiting.items())})
+            for client, (run, _) in list(waiting.items()):
+                reply = replies[client]
+                asked, outcome = (None, reply) if isinstance(reply, Failure) else advance(run, reply)
+                if asked is not None:
+                    waiting[client] = run, asked
+                    continue
+                run.close()
+                del waiting[client]
+                if outcome is not None:
+                    yield client, outcome
+
+    def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores]]:
+        for job in jobs:
+            yield job.client, evaluate(self._world, job)
+
+    def close(self) -> None:
+        pass
+
+
+def start(world: World, job: TrainJob) -> Generator[Exchange, Message, Finished | Failure]:
+    site = world.site(job.client, job.round, job.public, job.attempt)
+    return drive(world.method(job.round.phase), job.row, job.down, site, world.metric if job.evaluate else None)
+
+
+def advance(
+    run: Generator[Exchange, Message, Finished | Failure], reply: Message | None
+) -> tuple[Exchange | None, Finished | Failure | None]:
+    """The run's next question, or how it ended."""
+    try:
+        return (next(run) if reply is None else run.send(reply)), None
+    except StopIteration as stop:
+        return None, stop.value
+
+
+def evaluate(world: World, job: EvaluateJob) -> Scores:
+    site = world.site(job.client, job.round, job.public)
+    if job.predictor is not None:
+        return evaluate_parts(job.predictor, site, world.metric)
+    return evaluate_client(world.method(job.round.phase), job.row, job.down, site, world.metric)

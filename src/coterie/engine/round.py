@@ -1,0 +1,227 @@
+"""One round: send, let clients run, guard and check what comes back, reduce, absorb.
+
+State, rows and log lines are returned and committed together by the caller: a round that is
+interrupted leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from coterie.engine.answers import Context, answer
+from coterie.engine.backend import Backend, TrainJob, World
+from coterie.engine.border import Refused, changes, check
+from coterie.engine.client import Failure, Finished
+from coterie.engine.wire import Ledger
+from coterie.message import Message, Slot
+from coterie.method import Exchange, Hub, Method, Round, as_run
+from coterie.privacy.guards import Guards
+from coterie.privacy.noise import NoiseSource
+from coterie.randomness import Key
+from coterie.reduce.mean import Fold
+from coterie.states import ClientId, ServerState
+from coterie.tensors import Groups, num_bytes
+
+
+@dataclass(eq=False)
+class RoundResult:
+    """What a round changed, and what it has to tell."""
+
+    state: ServerState
+    rows: dict[ClientId, Groups]
+    ledger: Ledger
+    returned: tuple[ClientId, ...]
+    left_out: list[tuple[ClientId, Failure]] = field(default_factory=list)
+    local: dict[ClientId, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    metrics: list[Mapping[str, float]] = field(default_factory=list)
+    delivered: dict[str, set[ClientId]] = field(default_factory=dict)
+    kept_bytes: int = 0  # Messages kept whole for "each" slots
+
+
+class TooFew(RuntimeError):
+    """Fewer clients came back than the run needs; nothing was changed."""
+
+    def __init__(self, text: str, result: RoundResult) -> None:
+        super().__init__(text)
+        self.result = result
+
+
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """What holds for every round of a run."""
+
+    guards: Guards
+    min_cohort: int
+    norm_ratio: float
+
+
+class RoundRunner:
+    """Everything one round needs to know, so that its steps can be read one by one."""
+
+    def __init__(
+        self, world: World, backend: Backend, rules: Rules, round: Round, state: ServerState,
+        rows: Mapping[ClientId, Groups], fresh: frozenset[ClientId], delivered: Mapping[str, set[ClientId]],
+        *, attempt: int, evaluate_local: frozenset[ClientId],
+    ) -> None:  # fmt: skip
+        self.world = world
+        self.backend = backend
+        self.rules = rules
+        self.round = round
+        self.method: Method = world.method(round.phase)
+        self.hub = hub_of(world, round)
+        self.slots = self.method.slots(self.hub)
+        self.rows = rows
+        self.fresh = fresh  # clients whose row may lack groups of this phase's method
+        self.attempt = attempt
+        self.evaluate_local = evaluate_local
+        self.state = with_server_rows(self.method, state, round.cohort, self.hub)
+        self.noise = NoiseSource(None if rules.guards.audit_seed is None else rules.guards.audit_seed + round.index)
+        self.downs: dict[ClientId, Message] = {}
+        self.result = RoundResult(self.state, {}, Ledger(round.index + 1, round.phase), ())
+        self.result.delivered = {name: set(clients) for name, clients in delivered.items()}
+
+    def run(self) -> RoundResult:
+        result, guards = self.result, self.rules.guards
+        fold = Fold(self.slots, premultiplied=guards.private, expected=len(self.round.cohort))
+        each: dict[ClientId, Message] = {}
+        returned: list[ClientId] = []
+        for client, outcome in in_order(self.round.cohort, self.backend.train(self._jobs(), self._answer)):
+            message = self._receive(client, outcome)
+            if message is None:
+                continue
+            assert isinstance(outcome, Finished)
+            returned.append(client)
+            fold.add(message)
+            own = {name: group for name, group in message.groups.items() if self.slots[name].reduce == "each"}
+            if own:
+                each[client] = Message(own, message.scalars, message.weight)
+                result.kept_bytes += sum(num_bytes(v) for group in own.values() for v in group.values())
+            result.rows[client] = outcome.row
+            result.local[client] = outcome.local
+            result.metrics.append(outcome.metrics)
+        result.returned = tuple(returned)
+        if guards.private and not returned:
+            fold.add(guards.nothing_but_noise(self.slots, self.noise))
+        elif self.round.cohort and len(returned) < self.rules.min_cohort:
+            raise TooFew(
+                f"Round {self.round.index + 1} got {len(returned)} of {len(self.round.cohort)} clients back, "
+                f"fewer than {self.rules.min_cohort}.", result,
+            )  # fmt: skip
+        result.state = self._absorb(fold.result(), each)
+        return result
+
+    def _jobs(self) -> Iterator[TrainJob]:
+        for client in self.round.cohort:
+            down = self.method.send(self.state, client, self.hub)
+            self.downs[client] = down
+            self.result.ledger.count("down", down)
+            for name, content in self.state.public.items():
+                known = self.result.delivered.setdefault(content.digest, set())
+                if client not in known:
+                    known.add(client)
+                    self.result.ledger.count_once(name, sum(map(num_bytes, content.tensors.values())))
+            yield TrainJob(
+                client, self.round, self.row(client), down, self.state.public, self.attempt,
+                evaluate=client in self.evaluate_local,
+            )  # fmt: skip
+
+    def row(self, client: ClientId) -> Groups:
+        return row_of(self.world, self.method, self.rows, client, self.round, self.state, fresh=client in self.fresh)
+
+    def _receive(self, client: ClientId, outcome: Finished | Failure) -> Message | None:
+        """The guarded Message, or None with the reason kept."""
+        down = self.downs.pop(client)
+        if isinstance(outcome, Failure):
+            self.result.left_out.append((client, outcome))
+            return None
+        self.result.ledger.count("up", outcome.message)
+        try:
+            return self._guard(outcome.message, self.slots, down)
+        except Refused as refused:
+            self.result.left_out.append((client, Failure(str(refused))))
+            return None
+
+    def _guard(self, message: Message, slots: Mapping[str, Slot], sent: Message) -> Message:
+        ratio = float("inf") if self.rules.guards.clip is not None else self.rules.norm_ratio
+        check(message, slots, sent, norm_ratio=ratio)
+        return self.rules.guards.apply(changes(message, slots, sent), slots, self.noise)
+
+    def _answer(self, asked: Mapping[ClientId, Exchange]) -> Mapping[ClientId, Message | Failure]:
+        """Answer a mid-round question of everybody who is still in the round."""
+        name = next(iter(asked.values())).name
+        slots = {slot.removeprefix(f"{name}/"): s for slot, s in self.slots.items() if slot.startswith(f"{name}/")}
+        replies: dict[ClientId, Message | Failure] = {}
+        arrived: dict[ClientId, Message] = {}
+        for client, ask in asked.items():
+            self.result.ledger.count("up", ask.message, exchange=ask.name)
+            try:
+                if ask.name != name:
+                    raise Refused(f"asked the exchange '{ask.name}' while others asked '{name}'.")
+                arrived[client] = self._guard(ask.message, slots, Message())
+            except Refused as refused:
+                replies[client] = Failure(str(refused))
+        self.state, answers = self.method.answer(self.state, name, arrived, self.hub)
+        for client in arrived:
+            if client in answers:
+                self.result.ledger.count("down", answers[client], exchange=name)
+                replies[client] = answers[client]
+            else:
+                replies[client] = Failure(f"got no answer to the exchange '{name}'.")
+        return replies
+
+    def _absorb(self, mean: Message | None, each: Mapping[ClientId, Message]) -> ServerState:
+        hub = replace(self.hub, returned=self.result.returned)
+        run: Any = as_run(self.method.absorb(self.state, mean, each, hub))
+        context = Context(self.world.net, self.round, hub.key)
+        asked: dict[str, int] = {}
+        reply: Any = None
+        while True:
+            try:
+                ask = run.send(reply)
+            except StopIteration as stop:
+                state: ServerState = stop.value
+                return state
+            reply = answer(ask, context, asked.get(ask.name, 0))
+            asked[ask.name] = asked.get(ask.name, 0) + 1
+            if hasattr(reply, "metrics"):
+                self.result.metrics.append({f"server/{ask.name}/{name}": value for name, value in reply.metrics.items()})
+
+
+def hub_of(world: World, round: Round) -> Hub:
+    return Hub(round=round, net=world.net, key=Key(world.seed, ("server", round.index)), data=world.population.public)
+
+
+def with_server_rows(method: Method, state: ServerState, clients: tuple[ClientId, ...], hub: Hub) -> ServerState:
+    """The state with the server's row about every one of these clients."""
+    first = method.server_row(hub)
+    missing = [client for client in clients if client not in state.rows] if first else []
+    return state.with_rows(dict.fromkeys(missing, first)) if missing else state
+
+
+def row_of(
+    world: World, method: Method, rows: Mapping[ClientId, Groups], client: ClientId, round: Round, state: ServerState,
+    *, fresh: bool,
+) -> Groups:  # fmt: skip
+    """A client's row, with the first values of whatever this phase's method adds to it."""
+    stored = rows[client] if client in rows else None
+    if stored is not None and not fresh:
+        return stored
+    site = world.site(client, round, state.public)
+    first = method.client_row(replace(site, key=Key(world.seed, ("row", client))))
+    return {**first, **(stored or {})}
+
+
+def in_order(
+    cohort: tuple[ClientId, ...], outcomes: Iterator[tuple[ClientId, Finished | Failure]]
+) -> Iterator[tuple[ClientId, Finished | Failure]]:
+    """The outcomes in cohort order, whatever order they finish in: sums must not depend on it."""
+    early: dict[ClientId, Finished | Failure] = {}
+    expected = iter(cohort)
+    client = next(expected, None)
+    for finished, outcome in outcomes:
+        early[finished] = outcome
+        while client is not None and client in early:
+            yield client, early.pop(client)
+            client = next(expected, None)

@@ -1,0 +1,319 @@
+"""A whole run: phases and rounds, logs, evaluation, checkpoints, resume."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from coterie.data.examples import Population
+from coterie.engine.backend import Backend, EvaluateJob, World
+from coterie.engine.checkpoint import CheckpointStore, Progress, commit
+from coterie.engine.choose import choose_backend, choose_device, set_precision
+from coterie.engine.evaluate import score_predictor
+from coterie.engine.folder import RunFolder, evaluation_lines, results, write_json
+from coterie.engine.loop import Loop
+from coterie.engine.pool import Pool
+from coterie.engine.record import client_rows, describe
+from coterie.engine.round import RoundResult, RoundRunner, Rules, TooFew, hub_of, row_of, with_server_rows
+from coterie.engine.settings import Settings
+from coterie.method import Phase, Plan, Round
+from coterie.metrics.metric import Metric
+from coterie.models.net import Net
+from coterie.privacy.guards import Guards
+from coterie.randomness import Key
+from coterie.states import ClientId, ServerState
+
+_EVALUATED_BY_DEFAULT = 200
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes (a progress display)."""
+
+    def round(self, index: int, phase: str, seconds: float, value: float | None, bytes_total: int) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Silent:
+    def round(self, index: int, phase: str, seconds: float, value: float | None, bytes_total: int) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Finish:
+    """A finished run: where it is, and its summary."""
+
+    path: Path
+    summary: dict[str, Any]
+    state: ServerState
+    clients: Mapping[ClientId, Any]
+
+
+class RunError(RuntimeError):
+    """A run that can't go on; everything up to the last whole round is saved."""
+
+
+class Runner:
+    """Drives one plan in one folder."""
+
+    def __init__(
+        self, plan: Plan, population: Population, net: Net, metric: Metric, path: Path, *, guards: Guards,
+        settings: Settings, watcher: Watcher, about: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.settings, self.guards, self.watcher, self.about = settings, guards, watcher, about
+        device, dtype = choose_device(settings.devices), set_precision(settings.precision)
+        self.world = World(plan, placed(population, device, dtype), net.to(device, dtype), metric, settings.seed)
+        self.device = device
+        self.choice = choose_backend(settings, plan, net.params, [len(parts.train) for parts in population.parts])
+        self.total = sum(phase.rounds for phase in plan)
+        self.path = path
+        self.folder = RunFolder(path, list(metric.directions))
+        limit = None if settings.row_memory_mb is None else int(settings.row_memory_mb * 1e6)
+        self.store = CheckpointStore(path / "checkpoint", limit)
+        self.state = ServerState({}, self.store.server)
+        self.progress = Progress()
+        self.bytes_total = 0
+        self.check_plan()
+
+    def check_plan(self) -> None:
+        """Find, before the first round, what can't work."""
+        seen: set[str] = set()
+        for phase in self.world.plan:
+            if phase.name in seen:
+                raise ValueError(f"Two phases are called '{phase.name}'. Give each phase a name of its own.")
+            seen.add(phase.name)
+            round = self.round_at(phase, 0, 0, phase.cohort.draw(len(self.world.population), Key(0)))
+            slots = phase.method.slots(hub_of(self.world, round))
+            self.guards.check(slots, type(phase.method).__name__)
+            if self.choice.backend == "pool" and any("/" in slot for slot in slots):
+                raise ValueError(f"{type(phase.method).__name__} asks the server in mid-round, which needs --backend loop.")
+
+    def start(self, *, resume: bool) -> None:
+        if resume and self.store.exists():
+            self.state, self.progress, problems = self.store.load()
+            self.folder.cut_back(self.progress.log_sizes)
+            self.bytes_total = sum(line["bytes"] for line in self.folder.read("wire.jsonl"))
+            for problem in problems:
+                self.event({"event": "warning", "text": problem})
+        else:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.folder.begin()
+        write_json(
+            self.path / "run.json",
+            describe(self.world, self.settings, self.guards, self.choice, self.device, self.total, self.about),
+        )
+
+    def run(self) -> Finish:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.settings.threads)
+        backend: Backend = Pool(self.world, self.choice.workers) if self.choice.backend == "pool" else Loop(
+            self.world, self.settings.order
+        )
+        try:
+            first = 0
+            for phase in self.world.plan:
+                for index in range(max(first, self.progress.round), first + phase.rounds):
+                    self.one_round(backend, phase, first, index)
+                first += phase.rounds
+        except KeyboardInterrupt:
+            self.watcher.note(f"Stopped after round {self.progress.round}. Go on with: coterie run --resume {self.path}")
+            raise
+        finally:
+            backend.close()
+            torch.set_num_threads(threads)
+        return self.finish()
+
+    def one_round(self, backend: Backend, phase: Phase, first: int, index: int) -> None:
+        started = time.perf_counter()
+        result = self.attempt(backend, phase, first, index)
+        round = self.round_at(phase, first, index, result.returned)
+        self.state = commit(self.store, result.state, result.rows, index + 1)
+        self.progress.delivered = result.delivered
+        scores = self.evaluate(backend, phase, round, result) if self.evaluated(index) else {}
+        head = {"round": index + 1, "phase": phase.name}
+        lines = evaluation_lines(scores, self.world.metric.directions, head)
+        up, down = result.ledger.total("up"), result.ledger.total("down")
+        self.bytes_total += up + down
+        seconds = time.perf_counter() - started
+        told = [
+            {**head, "event": "client_left_out", "client": c, "name": self.world.population.names[c], "reason": f.reason}
+            for c, f in result.left_out
+        ]
+        numbers = {name: _mean([m[name] for m in result.metrics if name in m]) for name in _names(result.metrics)}
+        self.folder.lines("wire.jsonl", result.ledger.entries())
+        self.folder.lines("metrics.jsonl", [*lines, *told, {
+            **head, "event": "round", "seconds": seconds, "bytes_up": up, "bytes_down": down,
+            "cohort": len(result.returned) + len(result.left_out), "returned": len(result.returned), "train": numbers,
+        }])  # fmt: skip
+        self.folder.clients(client_rows(scores, self.world.population, index + 1))
+        self.progress.round = index + 1
+        self.progress.seconds.append(seconds)
+        if (index + 1) % self.settings.checkpoint_every == 0 or index + 1 == self.total:
+            self.progress.log_sizes = self.folder.sizes()
+            self.store.save(self.state, self.progress)
+        for line in told:
+            self.watcher.note(f"Round {index + 1}: client {line['client']} left out: {line['reason']}")
+        self.watcher.round(index + 1, phase.name, seconds, self.headline(lines), self.bytes_total)
+
+    def attempt(self, backend: Backend, phase: Phase, first: int, index: int) -> RoundResult:
+        """The round, repeated with a new cohort when too few come back (never under noise: it counts as spent)."""
+        attempts = 1 if self.guards.private else self.settings.max_attempts
+        rules = Rules(self.guards, self.settings.min_cohort, self.settings.norm_ratio)
+        for attempt in range(attempts):
+            key = Key(self.settings.seed, ("cohort", index, *(("attempt", attempt) if attempt else ())))
+            cohort = phase.cohort.draw(len(self.world.population), key)
+            round = self.round_at(phase, first, index, cohort)
+            state = with_new_groups(self.state, phase.method.server_state(hub_of(self.world, round)))
+            fresh = frozenset(c for c in cohort if (self.store.clients.version(c) or 0) <= first)
+            local = frozenset(cohort if self.evaluated(index) else ()) & self.chosen(round, cohort)
+            runner = RoundRunner(
+                self.world, backend, rules, round, state, self.store.clients, fresh, self.progress.delivered,
+                attempt=attempt, evaluate_local=local,
+            )  # fmt: skip
+            try:
+                return runner.run()
+            except TooFew as few:
+                last, failures = few, few.result.left_out
+                for client, failure in failures:
+                    self.watcher.note(f"Round {index + 1}: client {client} left out: {failure.reason}")
+        reasons = "; ".join(f"client {client} {failure.reason}" for client, failure in failures[:3])
+        left = [
+            {"round": index + 1, "phase": phase.name, "event": "client_left_out", "client": c, "reason": f.reason}
+            for c, f in failures
+        ]
+        self.folder.lines("metrics.jsonl", left)
+        cause = next((failure.error for _, failure in failures if failure.error is not None), None)
+        raise RunError(
+            f"{last} Tried {attempts} times: {reasons}. Nothing is lost: {self.progress.round} rounds are saved; "
+            f"mend the cause and go on with: coterie run --resume {self.path}"
+        ) from cause
+
+    def evaluate(
+        self, backend: Backend, phase: Phase, round: Round, result: RoundResult
+    ) -> dict[tuple[str, str], dict[ClientId, dict[str, float]]]:
+        """(model, split) -> client -> metrics, for the models global, personal and local."""
+        scores: dict[tuple[str, str], dict[ClientId, dict[str, float]]] = {}
+        clients = tuple(sorted(self.chosen(round, round.cohort)))
+        hub = hub_of(self.world, round)
+        state = with_server_rows(phase.method, self.state, clients, hub)
+
+        def jobs(predictor: Any) -> Any:
+            for client in clients:
+                fresh = (self.store.clients.version(client) or 0) <= round.index - round.phase_index
+                row = row_of(self.world, phase.method, self.store.clients, client, round, state, fresh=fresh)
+                yield EvaluateJob(client, round, state.public, row, phase.method.send(state, client, hub), predictor)
+
+        predictor = phase.method.global_model(state, hub)
+        for model, given in (("global", predictor), ("personal", None)):
+            if model == "global" and predictor is None:
+                continue
+            for client, splits in backend.evaluate(jobs(given)):
+                for split, values in splits.items():
+                    scores.setdefault((model, split), {})[client] = values
+        for client, splits in result.local.items():
+            for split, values in splits.items():
+                scores.setdefault(("local", split), {})[client] = dict(values)
+        central = self.world.population.central_test
+        if predictor is not None and central is not None:
+            key = Key(self.settings.seed, ("evaluate", "central"))
+            scores[("global", "central")] = {-1: score_predictor(predictor, central, self.world.net, self.world.metric, key)}
+        return {where: dict(sorted(by_client.items())) for where, by_client in scores.items()}
+
+    def evaluated(self, index: int) -> bool:
+        return (index + 1) % self.settings.eval_every == 0 or index + 1 == self.total
+
+    def chosen(self, round: Round, cohort: tuple[ClientId, ...]) -> frozenset[ClientId]:
+        """Who is evaluated: the same clients every round, and everybody in the last one."""
+        count = len(self.world.population)
+        which = self.settings.eval_clients
+        if which == "cohort":
+            return frozenset(cohort)
+        size = min(count, _EVALUATED_BY_DEFAULT) if which == "all" else min(count, int(which))
+        if size == count or (which == "all" and round.index + 1 == self.total):
+            return frozenset(range(count))
+        chosen = Key(self.settings.seed, ("evaluated",)).numpy().choice(count, size, replace=False)
+        return frozenset(int(client) for client in chosen)
+
+    def round_at(self, phase: Phase, first: int, index: int, cohort: tuple[ClientId, ...]) -> Round:
+        return Round(index, self.total, phase.name, index - first, phase.rounds, cohort, len(self.world.population))
+
+    def headline(self, lines: list[dict[str, Any]]) -> float | None:
+        """The main metric of the model that the run is about."""
+        tests = {line["model"]: line[self.world.metric.main] for line in lines if line["split"] == "test"}
+        found: float | None = tests.get("personal", tests.get("global"))
+        return found
+
+    def event(self, line: Mapping[str, Any]) -> None:
+        self.folder.lines("metrics.jsonl", [line])
+        self.watcher.note(str(line.get("text", line)))
+
+    def finish(self) -> Finish:
+        summary = summarise_run(self)
+        write_json(self.path / "summary.json", summary)
+        return Finish(self.path, summary, self.state, self.store.clients)
+
+
+def summarise_run(runner: Runner) -> dict[str, Any]:
+    wire = runner.folder.read("wire.jsonl")
+    metric, clients = runner.world.metric, len(runner.world.population)
+    up = sum(line["bytes"] for line in wire if line["direction"] == "up" and not line["once"])
+    down = sum(line["bytes"] for line in wire if line["direction"] == "down" and not line["once"])
+    once = sum(line["bytes"] for line in wire if line["once"])
+    seconds = runner.progress.seconds
+    guards = runner.guards
+    return {
+        **{key: runner.about.get(key) for key in ("recipe", "method")},
+        "seed": runner.settings.seed,
+        "rounds": runner.total,
+        "clients": clients,
+        "results": results(runner.folder.read("metrics.jsonl"), metric.main, metric.directions),
+        "bytes": {"up": up, "down": down, "once": once, "up_per_client": up / clients, "down_per_client": down / clients},
+        "seconds": {"total": sum(seconds), "per_round_median": sorted(seconds)[len(seconds) // 2] if seconds else None},
+        "backend": runner.choice.backend,
+        "privacy": None if guards.clip is None else {
+            "clip": guards.clip, "noise": guards.noise, "split": guards.split, "epsilon": None,
+            "note": "clipped and noised, not accounted: no epsilon is claimed",
+        },
+    }  # fmt: skip
+
+
+def run(
+    plan: Plan, population: Population, *, net: Net, metric: Metric, out: Path | str, guards: Guards = Guards(),
+    settings: Settings = Settings(), watcher: Watcher | None = None, about: Mapping[str, Any] | None = None,
+    resume: bool = False,
+) -> Finish:  # fmt: skip
+    """Run a plan over a population and leave a run folder at `out`."""
+    path = Path(out)
+    if not resume and path.exists() and any(path.iterdir()):
+        raise ValueError(f"The folder '{path}' is not empty. Choose another --out, or go on with: coterie run --resume {path}")
+    runner = Runner(
+        plan, population, net, metric, path, guards=guards, settings=settings, watcher=watcher or Silent(), about=about or {}
+    )
+    runner.start(resume=resume)
+    return runner.run()
+
+
+def with_new_groups(state: ServerState, first: Mapping[str, Any]) -> ServerState:
+    """The first values of groups that no earlier phase has left behind."""
+    return state.with_shared(**{name: group for name, group in first.items() if name not in state.shared})
+
+
+def placed(population: Population, device: torch.device, dtype: torch.dtype) -> Population:
+    """The population with its columns on the device, floats in the run's precision."""
+    same = device.type == "cpu" and dtype == torch.float32
+    return population if same else population.moved(lambda c: c.to(device, dtype if c.is_floating_point() else None))
+
+
+def _names(rows: list[Mapping[str, float]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,42 @@
+"""How a run is run: everything that is not the method, the data or the net."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from coterie.engine.loop import Order
+
+Precision = Literal["fp32", "tf32", "fp64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """`eval_clients`: "all" (beyond 200 clients a fixed random 200, and all in the last round), "cohort", or a number."""
+
+    seed: int = 0
+    backend: Literal["auto", "loop", "pool"] = "auto"
+    workers: int | None = None
+    threads: int = 1
+    devices: str = "auto"
+    precision: Precision = "fp32"
+    order: Order = "forward"
+    eval_every: int = 1
+    eval_clients: str = "all"
+    checkpoint_every: int = 1
+    row_memory_mb: float | None = 1024.0
+    min_cohort: int = 1
+    max_attempts: int = 3
+    norm_ratio: float = 1e3
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "eval_every", "checkpoint_every", "min_cohort", "max_attempts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}. Use 1 or more.")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers must be at least 1, found {self.workers}. Use for example 2.")
+        if self.eval_clients not in ("all", "cohort") and not (self.eval_clients.isdigit() and int(self.eval_clients) > 0):
+            raise ValueError(f"eval_clients must be all, cohort or a number, found '{self.eval_clients}'. Use for example 50.")
+        if self.row_memory_mb is not None and not self.row_memory_mb > 0:
+            raise ValueError(f"row_memory_mb must be greater than 0, found {self.row_memory_mb}. Use for example 256.")

@@ -1,0 +1,57 @@
+"""The ledger: every byte that crosses, by round, direction and slot."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict
+
+from coterie.message import Message
+
+ONCE = -1  # the round in which content that is sent only once is booked
+
+
+class Entry(TypedDict):
+    round: int
+    phase: str
+    exchange: str | None
+    direction: Literal["up", "down"]
+    slot: str
+    bytes: int
+    clients: int
+    once: bool
+
+
+@dataclass
+class Ledger:
+    """One round's traffic, gathered Message by Message."""
+
+    round: int
+    phase: str
+    _bytes: dict[tuple[int, str | None, Literal["up", "down"], str], list[int]] = field(
+        default_factory=lambda: defaultdict(lambda: [0, 0])
+    )
+
+    def count(self, direction: Literal["up", "down"], message: Message, exchange: str | None = None) -> None:
+        for slot, size in message.bytes_by_slot().items():
+            self._book(self.round, exchange, direction, slot, size)
+
+    def count_once(self, name: str, size: int) -> None:
+        """Public content that this client receives for the first and only time."""
+        self._book(ONCE, None, "down", name, size)
+
+    def _book(self, round: int, exchange: str | None, direction: Literal["up", "down"], slot: str, size: int) -> None:
+        cell = self._bytes[(round, exchange, direction, slot)]
+        cell[0] += size
+        cell[1] += 1
+
+    def total(self, direction: Literal["up", "down"]) -> int:
+        return sum(size for (_, _, way, _), (size, _) in self._bytes.items() if way == direction)
+
+    def entries(self) -> Iterable[Entry]:
+        for (round, exchange, direction, slot), (size, clients) in self._bytes.items():
+            yield {
+                "round": round, "phase": self.phase, "exchange": exchange, "direction": direction,
+                "slot": slot, "bytes": size, "clients": clients, "once": round == ONCE,
+            }  # fmt: skip

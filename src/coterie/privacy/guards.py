@@ -1,0 +1,103 @@
+"""What protects a Message before it leaves a client, in one place and one order: clip -> weigh -> noise.
+
+One clip norm spans every guarded group. Under noise a client's weight a in [0, 1] is multiplied in before
+the sum, and the weight itself travels as one more guarded coordinate, scaled by kappa (PT-D2 of PrivFedTalk's
+specification): u = (a clip(Delta, C), kappa C a) + N(0, sigma^2 C^2 (1 + kappa^2) I), so ||u|| <= C sqrt(1 + kappa^2)
+before the noise whatever the client does. How many epsilon that is needs an accountant, and is not said here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from coterie.message import Message, Slot
+from coterie.privacy.noise import NoiseSource
+from coterie.tensors import Tensors, norm, scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guards:
+    """`clip`: L2 bound C on a client's change. `noise`: multiplier sigma of C; 0 for none.
+
+    `split`: "full" noise on every client, or a "share" of 1/sqrt(min_cohort) so that the sum carries sigma C.
+    `n_max`: weights are min(weight, n_max) / n_max; it must be public, because a weight tells of the data.
+    """
+
+    clip: float | None = None
+    noise: float = 0.0
+    split: Literal["full", "share"] = "full"
+    n_max: float = 1.0
+    kappa: float = 0.1
+    min_cohort: int = 1
+    audit_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be greater than 0, found {self.clip}. Use for example 1.0, or leave it out.")
+        if not self.noise >= 0:
+            raise ValueError(f"noise must be at least 0, found {self.noise}. Use for example 0.5, or 0 for none.")
+        if self.noise and self.clip is None:
+            raise ValueError("Noise without a clip bounds nothing: found noise > 0 and no clip. Set clip as well.")
+
+    @property
+    def private(self) -> bool:
+        return self.noise > 0
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation per coordinate that one client adds."""
+        full = self.noise * (self.clip or 0.0) * math.sqrt(1.0 + self.kappa**2)
+        return full / math.sqrt(self.min_cohort) if self.split == "share" else full
+
+    def check(self, slots: Mapping[str, Slot], method: str) -> None:
+        """Refuse, before the run, what these guards can't protect."""
+        if self.clip is None:
+            return
+        for name, slot in slots.items():
+            if slot.reduce == "each" and slot.guard == "update":
+                raise ValueError(
+                    f"{method} needs every client's own '{name}', which a clip on the summed change does not protect. "
+                    "Leave out clip and noise, or choose a method whose updates are averaged."
+                )
+            if self.private and slot.guard == "public":
+                raise ValueError(
+                    f"{method} sends '{name}' unguarded, so noise on the rest protects nobody. "
+                    "Keep batch-norm statistics on the client with buffers='local', or use a net without them."
+                )
+
+    def apply(self, message: Message, slots: Mapping[str, Slot], noise: NoiseSource) -> Message:
+        """The Message as it leaves the client. `message` holds changes already."""
+        if self.clip is None:
+            return message
+        guarded = [name for name in message.groups if slots[name].guard == "update"]
+        length = norm(message.groups[name] for name in guarded)
+        factor = float((self.clip / length.clamp(min=1e-30)).clamp(max=1.0))
+        if not self.private:
+            return message.with_(**{name: scale(message[name], factor) for name in guarded}) if factor < 1 else message
+        weight = self._weight(message)
+        groups = {name: noise.add(scale(message[name], factor * weight), self.noise_std) for name in guarded}
+        block = noise.add({"weight": torch.tensor(self.kappa * self.clip * weight, dtype=torch.float64)}, self.noise_std)
+        return replace(message, groups={**message.groups, **groups}, weight=block["weight"] / (self.kappa * self.clip))
+
+    def nothing_but_noise(self, slots: Mapping[str, Slot], noise: NoiseSource) -> Message:
+        """What an empty cohort releases: the same noise on zeros, so that emptiness is not told."""
+        zeros = {name: _zeros(slot) for name, slot in slots.items() if slot.guard == "update"}
+        return self.apply(Message(zeros, weight=torch.zeros((), dtype=torch.float64)), slots, noise)
+
+    def _weight(self, message: Message) -> float:
+        weight = 1.0 if message.weight is None else float(message.weight)
+        if weight > 1.0 and self.n_max == 1.0:
+            raise ValueError(
+                f"With noise a client's weight must be public or bounded, found {weight:g}. "
+                "Set n_max to the largest number of examples that counts."
+            )
+        return min(weight, self.n_max) / self.n_max
+
+
+def _zeros(slot: Slot) -> Tensors:
+    return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in slot.spec.items()}

@@ -1,0 +1,60 @@
+"""Many Messages into one: weighted means and plain sums, folded one Message at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from coterie.message import Message, Slot
+from coterie.tensors import Groups, Tensors
+
+_SMALLEST_MEAN_WEIGHT = 0.1  # A_min per expected client: noisy weights must not turn a division into an explosion
+
+
+class Fold:
+    """mean = sum w x / sum w for "mean" slots and sum x for "sum" slots, in float64.
+
+    `premultiplied`: the Messages hold w x already (the guards multiplied before they added noise).
+    """
+
+    def __init__(self, slots: Mapping[str, Slot], *, premultiplied: bool, expected: int) -> None:
+        self._slots = slots
+        self._premultiplied = premultiplied
+        self._floor = _SMALLEST_MEAN_WEIGHT * max(expected, 1) if premultiplied else 0.0
+        self._sums: Groups = {}
+        self._dtypes: dict[str, dict[str, torch.dtype]] = {}
+        self._scalars: Tensors = {}
+        self._weight = 0.0
+        self._count = 0
+
+    def add(self, message: Message) -> None:
+        weight = 1.0 if message.weight is None else float(message.weight)
+        for name, group in message.groups.items():
+            if self._slots[name].reduce == "each":
+                continue
+            factor = weight if self._slots[name].reduce == "mean" and not self._premultiplied else 1.0
+            sums = self._sums.setdefault(name, {})
+            for key, value in group.items():
+                term = value.double() * factor
+                sums[key] = sums[key] + term if key in sums else term
+            self._dtypes.setdefault(name, {key: value.dtype for key, value in group.items()})
+        for key, value in message.scalars.items():
+            self._scalars[key] = self._scalars.get(key, torch.zeros_like(value)) + value * weight
+        self._weight += weight
+        self._count += 1
+
+    def result(self) -> Message | None:
+        """The folded Message; None when nobody came, or everybody counts for nothing."""
+        if self._count == 0 or (self._weight <= 0 and not self._premultiplied):
+            return None
+        divisor = max(self._weight, self._floor)
+
+        def finish(name: str, key: str, value: Tensor) -> Tensor:
+            mean = value / divisor if self._slots[name].reduce == "mean" else value
+            return mean.to(self._dtypes[name][key])
+
+        groups = {name: {key: finish(name, key, value) for key, value in group.items()} for name, group in self._sums.items()}
+        scalars = {key: value / divisor for key, value in self._scalars.items()}
+        return Message(groups, scalars, torch.tensor(self._weight, dtype=torch.float64))
