@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.data.examples import ClientParts, Population, View
+from coterie.data.examples import ClientParts, Finding, Population, View
 from coterie.data.leaks import check_leaks
 from coterie.data.partition import Assignment, Rows, rows_by_value
 from coterie.data.table import Column, Table
@@ -16,6 +17,7 @@ from coterie.randomness import Key
 
 NOBODY, TRAIN, VALIDATION, TEST = -1, 0, 1, 2
 _VALIDATION_NAMES = ("val", "valid", "validation", "dev")
+_UNCHECKED = Finding("note", "unchecked", 0, "was turned off (check=False)")
 
 
 def make_population(
@@ -65,7 +67,7 @@ def make_population(
             parts[own] = part
         owner[rows] = client
         clients.append(ClientParts(*(View(table.columns, torch.from_numpy(own), table.decode) for own in cut)))
-    findings = check_leaks(table, owner, parts, client_names) if check else ()
+    findings = check_leaks(table, owner, parts, client_names) if check else (_UNCHECKED,)
     return Population(
         name=table.name,
         names=client_names,
@@ -77,6 +79,15 @@ def make_population(
         partition=assignment.how,
         findings=findings,
     )
+
+
+def hold_out(table: Table, fraction: float, key: Key) -> tuple[Table, Table]:
+    """(rest, held): about `fraction` of a table for the server, in whole groups where rows belong together."""
+    if not 0 < fraction < 1:
+        raise ValueError(f"The held-out fraction must be between 0 and 1, found {fraction}. Use for example 0.1.")
+    groups = None if table.together is None else np.unique(table.column(table.together), return_inverse=True)[1]
+    rest, held = _split_off(np.arange(len(table)), groups, fraction, 1, key.numpy())
+    return table.rows(rest), replace(table.rows(held), central_test=None)
 
 
 def official_parts(split: Column) -> NDArray[np.int8]:

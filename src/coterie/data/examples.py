@@ -27,6 +27,17 @@ class Pixels:
         return {**columns, "x": (x.float() / 255.0 - mean) / std}
 
 
+@dataclass(frozen=True)
+class InPrecision:
+    """Another decoder, with its floats in this precision."""
+
+    decode: Callable[[Tensors], Tensors]
+    dtype: torch.dtype
+
+    def __call__(self, columns: Tensors) -> Tensors:
+        return {n: v.to(self.dtype) if v.is_floating_point() else v for n, v in self.decode(columns).items()}
+
+
 @dataclass(frozen=True, eq=False)
 class View:
     """The rows `index` of shared columns, decoded by `decode` when they are gathered."""
@@ -110,12 +121,13 @@ class Population:
         views += [*self.public.values(), *([self.central_test] if self.central_test is not None else [])]
         return list({id(view.columns): view.columns for view in views}.values())
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Population:
-        """The same population with every column moved once by `move`."""
+    def moved(self, move: Callable[[Tensor], Tensor], *, decoded: torch.dtype | None = None) -> Population:
+        """The same population with every column moved once by `move`, and what is decoded given in another precision."""
         moved = {id(table): {name: move(column) for name, column in table.items()} for table in self.tables()}
 
         def view(old: View) -> View:
-            return replace(old, columns=moved[id(old.columns)])
+            decode = InPrecision(old.decode, decoded) if old.decode and decoded else old.decode
+            return replace(old, columns=moved[id(old.columns)], decode=decode)
 
         return replace(
             self,

@@ -84,7 +84,10 @@ def _keep(rows: list[dict[str, str]], column: str, wanted: tuple[str, ...], path
 
 def _labels(values: Sequence[str], classes: tuple[str, ...]) -> tuple[torch.Tensor, tuple[str, ...]]:
     if all(value.isdecimal() for value in values):
-        return torch.tensor([int(value) for value in values]), classes
+        numbers = [int(value) for value in values]
+        if classes and max(numbers, default=0) >= len(classes):
+            raise ValueError(f"Label {max(numbers)} is not among the {len(classes)} named classes. Name every class, or none.")
+        return torch.tensor(numbers), classes
     names = classes or tuple(sorted(set(values)))
     unknown = sorted(set(values) - set(names))
     if unknown:

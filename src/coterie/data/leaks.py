@@ -40,8 +40,8 @@ def check_leaks(
         strict = [finding for finding in found if column in _STRICT]
         if strict:
             raise ValueError(
-                f"Data leak in '{table.name}': {strict[0].text}. Split by group (group_column='{column}'), "
-                "or turn the check off (check=False) and say so."
+                f"Data leak in '{table.name}': {strict[0].text}. Keep the rows of one '{column}' together when clients and "
+                "parts are made (keeping_together, group_column), or turn the check off (check=False) and say so."
             )
         findings += found
     return tuple(findings + _content(table, parts))

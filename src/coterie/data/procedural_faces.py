@@ -169,7 +169,8 @@ def _draw(person: dict[str, Array], key: Key, size: int) -> tuple[Array, Array]:
         return picture + coverage[:, None] * (colour[:, :, None, None] - picture)
 
     width, height, white = person["width"], person["height"], np.full((count, 3), 0.95, dtype=np.float32)
-    picture: Array = person["wall"][:, :, None, None] * (1 - np.float32(0.15) * axis[:, None]).repeat(size, axis=1)
+    shade = 1 - np.float32(0.15) * axis[:, None].repeat(size, axis=1)
+    picture: Array = np.multiply(person["wall"][:, :, None, None], shade, dtype=np.float32)
     picture = paint(picture, ellipse(0, 1.3, 0.95, 0.6), person["shirt"])
     hair = ellipse(0, -0.1, width + 0.1, height + 0.08)
     picture = paint(picture, hair, person["hair"])

@@ -28,6 +28,9 @@ class Source:
     folder: str | None
     about: str
 
+    def __str__(self) -> str:
+        return self.about
+
 
 SOURCES: dict[str, Source] = {
     "digits": Source(digits, None, "1,797 handwritten digits 8x8, ships with scikit-learn (no download)"),

@@ -36,6 +36,8 @@ class Table:
     central_test: Table | None = None
 
     def __post_init__(self) -> None:
+        if not self.columns.get("y", torch.zeros(1)).numel():
+            raise ValueError(f"Table '{self.name}' has no examples. Check its files and filters.")
         missing = [name for name in ("x", "y") if name not in self.columns]
         if missing:
             raise ValueError(f"Table '{self.name}' has no column {missing}, only {sorted(self.columns)}. Give 'x' and 'y'.")
@@ -53,7 +55,9 @@ class Table:
 
     @property
     def num_classes(self) -> int:
-        return len(self.classes) or int(self.columns["y"].max()) + 1
+        """As many as are named, or one more than the highest label of the table and its test set."""
+        labels = [self.columns["y"]] + ([] if self.central_test is None else [self.central_test.columns["y"]])
+        return len(self.classes) or 1 + max(int(part.max()) for part in labels if len(part))
 
     @property
     def together(self) -> str | None:

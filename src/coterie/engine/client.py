@@ -37,6 +37,7 @@ class Finished:
     metrics: Mapping[str, float] = field(default_factory=dict)
     local: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # split -> metrics of its own model now
     seconds: float = 0.0
+    unusable: Failure | None = None  # its own model could not be evaluated: the border says why, or this does
 
 
 def drive(
@@ -69,10 +70,18 @@ def drive(
             asked[ask.name] += 1
             if isinstance(reply, Trained):
                 metrics |= {f"{ask.name}/{name}": value for name, value in reply.metrics.items()}
-        local = {}
-        if metric is not None:
-            own = down.with_(**{name: group for name, group in message.groups.items() if name in down.groups})
-            local = evaluate_client(method, new_row, own, site, metric)
     except Exception as error:  # noqa: BLE001 - a client that fails is left out, whatever went wrong
-        return Failure(f"raised {type(error).__name__}: {error}", traceback.format_exc(), error)
-    return Finished(site.client, new_row, message, metrics, local, time.perf_counter() - started)
+        return failure(error)
+    local: Mapping[str, Mapping[str, float]] = {}
+    unusable = None
+    if metric is not None:
+        own = down.with_(**{name: group for name, group in message.groups.items() if name in down.groups})
+        try:
+            local = evaluate_client(method, new_row, own, site, metric)
+        except Exception as error:  # noqa: BLE001 - a malformed Message fails here before the border sees it
+            unusable = failure(error)
+    return Finished(site.client, new_row, message, metrics, local, time.perf_counter() - started, unusable)
+
+
+def failure(error: Exception) -> Failure:
+    return Failure(f"raised {type(error).__name__}: {error}", traceback.format_exc(), error)

@@ -169,14 +169,16 @@ def _do(
     asked, outcome = advance(start(world, TrainJob(client, round, row, down, public, attempt, local)), None)
     assert asked is None, "methods with exchanges are refused when the run is built"
     if isinstance(outcome, Failure):
-        return Failure(outcome.reason, outcome.traceback)  # the exception itself may not travel
+        return replace(outcome, error=None)  # the exception itself may not travel
     assert isinstance(outcome, Finished)
-    return (client, _pack_row(outcome.row), outcome.message.to_bytes(), outcome.metrics, outcome.local, outcome.seconds)
+    unusable = None if outcome.unusable is None else replace(outcome.unusable, error=None)
+    numbers = (outcome.metrics, outcome.local, outcome.seconds, unusable)
+    return (client, _pack_row(outcome.row), outcome.message.to_bytes(), *numbers)
 
 
 def _unpack_finished(reply: Any) -> Finished:
-    client, row, message, metrics, local, seconds = reply
-    return Finished(client, _unpack_row(row), Message.from_bytes(message), metrics, local, seconds)
+    client, row, message, *numbers = reply
+    return Finished(client, _unpack_row(row), Message.from_bytes(message), *numbers)
 
 
 def _pack_row(row: Groups) -> tuple[list[str], bytes]:

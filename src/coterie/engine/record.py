@@ -123,9 +123,14 @@ def version(package: str) -> str:
 
 def commit() -> str | None:
     """The commit of the source that runs, where it runs from a checkout."""
-    here = Path(__file__).resolve().parent
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None
+    here = Path(__file__).resolve()
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, timeout=5, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # an installed copy may lie inside somebody else's checkout, whose commit says nothing about it
+    return git("rev-parse", "HEAD") if git("ls-files", "--error-unmatch", here.name) else None

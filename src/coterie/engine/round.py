@@ -138,10 +138,14 @@ class RoundRunner:
             return None
         self.result.ledger.count("up", outcome.message)
         try:
-            return self._guard(outcome.message, self.slots, down)
+            message = self._guard(outcome.message, self.slots, down)
         except Refused as refused:
             self.result.left_out.append((client, Failure(str(refused))))
             return None
+        if outcome.unusable is not None:
+            self.result.left_out.append((client, outcome.unusable))
+            return None
+        return message
 
     def _guard(self, message: Message, slots: Mapping[str, Slot], sent: Message) -> Message:
         ratio = float("inf") if self.rules.guards.clip is not None else self.rules.norm_ratio

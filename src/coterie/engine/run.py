@@ -150,7 +150,8 @@ class Runner:
         self.folder.lines("wire.jsonl", result.ledger.entries())
         self.folder.lines("metrics.jsonl", [*lines, *told, {
             **head, "event": "round", "seconds": seconds, "bytes_up": up, "bytes_down": down,
-            "cohort": len(result.returned) + len(result.left_out), "returned": len(result.returned), "train": numbers,
+            "cohort": len(result.returned) + len(result.left_out), "returned": len(result.returned),
+            "train_loss": next((v for n, v in numbers.items() if n.endswith("/objective")), None), "train": numbers,
         }])  # fmt: skip
         self.folder.clients(client_rows(scores, self.world.population, index + 1))
         self.progress.round = index + 1
@@ -308,7 +309,10 @@ def with_new_groups(state: ServerState, first: Mapping[str, Any]) -> ServerState
 def placed(population: Population, device: torch.device, dtype: torch.dtype) -> Population:
     """The population with its columns on the device, floats in the run's precision."""
     same = device.type == "cpu" and dtype == torch.float32
-    return population if same else population.moved(lambda c: c.to(device, dtype if c.is_floating_point() else None))
+    if same:
+        return population
+    decoded = None if dtype == torch.float32 else dtype
+    return population.moved(lambda c: c.to(device, dtype if c.is_floating_point() else None), decoded=decoded)
 
 
 def _names(rows: list[Mapping[str, float]]) -> list[str]:

@@ -190,23 +190,38 @@ def dtype_of(net: Net) -> torch.dtype:
     return next(iter(net.params.values())).dtype
 
 
+Statistics = Literal["both", "local"]
+
+
 @dataclass(frozen=True)
 class PoolLoss:
-    """The inner loss on the local batch plus the same on a batch of the pool; batch norm sees one after the other."""
+    """The inner loss on the local batch plus the same on a batch of the pool, in two forward passes.
+
+    Each batch is normalised by itself. The running statistics that evaluation uses follow both batches, as in the
+    authors' code, or the local ones only.
+    """
 
     inner: LossFn
+    statistics: Statistics = "both"
 
     def __call__(self, params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Loss:
         local = self.inner(params, buffers, refs, batch, net)
         between = {**buffers, **local.buffers}
         pool = self.inner(params, between, refs, {**batch, "local": batch[POOL]}, net)
         metrics = {**local.metrics, **{f"{POOL}_{name}": value for name, value in pool.metrics.items()}}
-        return Loss(local.value + pool.value, {**local.buffers, **pool.buffers}, metrics)
+        after = {**local.buffers, **pool.buffers} if self.statistics == "both" else local.buffers
+        return Loss(local.value + pool.value, after, metrics)
 
 
 @dataclass(frozen=True)
 class WithPool(Wrapper):
     """Any method whose clients also train on the pool: a second stream and a second term of the same loss."""
+
+    statistics: Statistics = "both"
+
+    def __post_init__(self) -> None:
+        if self.statistics not in ("both", "local"):
+            raise ValueError(f"statistics must be both or local, found '{self.statistics}'. Use 'both' for the authors' form.")
 
     def client(self, mine: Groups, down: Message, site: Site) -> ClientRun:
         if POOL not in site.public:
@@ -218,7 +233,7 @@ class WithPool(Wrapper):
         def with_pool(ask: Train) -> Train:
             if ask.loss is None:
                 raise ValueError("WithPool adds to a loss, found an ask with turns. Wrap a method that trains with one loss.")
-            return replace(ask, streams={**ask.streams, POOL: pool}, loss=PoolLoss(ask.loss))
+            return replace(ask, streams={**ask.streams, POOL: pool}, loss=PoolLoss(ask.loss, self.statistics))
 
         return (yield from editing(self.inner.client(mine, down, site), with_pool, moves="shared"))
 
@@ -233,6 +248,7 @@ def fedxds(
     warmup_rounds: int = 10,
     training: Training = Training(optim=PAPER, epochs=5, batch_size=64),
     warmup_training: Training | None = Training(optim=PAPER, epochs=10, batch_size=64),
+    statistics: Statistics = "both",
     cohort: Cohort = Everyone(),
 ) -> Plan:
     """Warm-up with everybody, one sharing round with everybody, then training with the pool."""
@@ -240,5 +256,5 @@ def fedxds(
     return (
         *((Phase("warmup", warmup_rounds, warmup, Everyone()),) if warmup_rounds else ()),
         Phase("share", 1, share, Everyone()),
-        Phase("train", rounds, WithPool(replace(share.inner, training=training)), cohort),
+        Phase("train", rounds, WithPool(replace(share.inner, training=training), statistics), cohort),
     )

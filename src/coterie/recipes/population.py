@@ -14,6 +14,7 @@ from coterie.data import (
     Table,
     by_column,
     dirichlet,
+    hold_out,
     iid,
     keeping_together,
     load,
@@ -44,6 +45,7 @@ def build_population(
     balanced: bool = False,
     merge_test: bool = False,
     use_split_column: bool = False,
+    public_fraction: float = 0.0,
     options: Mapping[str, Any] | None = None,
 ) -> Population:
     """Load a data set, give its rows to clients, and cut each client's rows into train, validation and test.
@@ -51,6 +53,7 @@ def build_population(
     `limit` keeps that many random rows (whole groups where rows belong together). `merge_test` adds the official
     test split to what is partitioned, as PFLlib does. `min_size` is the smallest client of a Dirichlet partition
     (by default 10, less where the data cannot give that) or the smallest value of a column that becomes a client.
+    `public_fraction` of the rows goes to the server as the public part "public" and to no client.
     `options` go to the loader of the data set.
     """
     if partition not in get_args(Partition):
@@ -62,10 +65,14 @@ def build_population(
     table = table.with_test_rows() if merge_test else table
     if limit is not None:
         table = _limited(table, limit, key.fold("limit"))
+    public = {}
+    if public_fraction:
+        table, held = hold_out(table, public_fraction, key.fold("public"))
+        public = {"public": held.whole()}
     assignment = _assign(table, partition, clients, beta, classes_per_client, column, min_size, balanced, key.fold("partition"))
     return make_population(
         table, assignment, key=key, test_fraction=test_fraction, validation_fraction=validation_fraction,
-        use_split_column=use_split_column, check=check,
+        use_split_column=use_split_column, check=check, public=public,
     )  # fmt: skip
 
 

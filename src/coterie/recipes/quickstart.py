@@ -14,13 +14,13 @@ from coterie.recipes.session import Session, seeded
 
 
 def quickstart(
-    session: Session, *, rounds: int = 30, clients: int = 10, beta: float = 0.1, lr: float = 0.1, epochs: int = 2,
+    session: Session, *, rounds: int = 30, clients: int = 10, beta: float = 0.1, lr: float = 0.3, epochs: int = 2,
     anchors: int = 64,
 ) -> None:  # fmt: skip
     """Local, FedAvg and FABLE on handwritten digits: 10 clients with skewed labels, in well under a minute."""
     population, net = digits(clients, beta, session.settings.seed)
     metric = Classification(10)
-    training = Training(optim=SGD(lr=lr, momentum=0.9), epochs=epochs, batch_size=32)
+    training = Training(optim=SGD(lr=lr), epochs=epochs, batch_size=32)
     plans = {
         "local": methods.local(rounds=rounds, training=training),
         "fedavg": methods.fedavg(rounds=rounds, training=training),

@@ -7,11 +7,12 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from rich import box
 from rich.table import Table
 
 from coterie.metrics import Direction
 from coterie.report.records import Json
-from coterie.report.wording import NOTHING, count, megabytes, metric_name, p_value, show, show_spread
+from coterie.report.wording import NOTHING, bare, bare_spread, count, megabytes, metric_name, p_value, unit
 
 Test = Literal["paired", "welch"]
 Correction = Literal["holm", "none"]
@@ -94,13 +95,15 @@ class Comparison:
 
     def table(self) -> Table:
         """For the terminal."""
-        measure = f"{self.model} {metric_name(self.metric).lower()}"
-        table = Table(title=f"{measure}, test part of the clients", title_justify="left", caption_justify="left")
-        table.caption = "\n".join([self.method_text(), *self.notes])
+        title = f"{self.model} {metric_name(self.metric).lower()}{unit(self.metric)}, test parts of the clients"
+        table = terminal_table(title)
+        legend = "best: at the round chosen on validation; worst: worst 10 % of clients; MB: up and down, all clients."
+        table.caption = "\n".join([self.method_text(), legend, *self.notes])
         table.add_column("method", no_wrap=True)
-        head = ["seeds", "last", "best by val.", "worst 10 %", "MB up", "MB down", f"vs {self.baseline} [95 %]"]
-        for name in [*head, "p (Holm)" if self.correct == "holm" else "p"]:
+        for name in ["seeds", "last", "best", "worst", "MB"]:
             table.add_column(name, justify="right")
+        table.add_column(f"vs {self.baseline}", justify="right", no_wrap=True)
+        table.add_column("p", justify="right", no_wrap=True)
         for number, row in enumerate(self.rows):
             table.add_row(*self._cells(row), style="bold" if number == 0 else "")
         return table
@@ -109,11 +112,10 @@ class Comparison:
         return [
             row.method,
             str(len(row.seeds)),
-            show_spread(row.last.mean, row.last.std, self.metric),
-            show_spread(row.best.mean, row.best.std, self.metric),
-            show(row.worst10, self.metric),
-            megabytes(row.bytes_up),
-            megabytes(row.bytes_down),
+            bare_spread(row.last.mean, row.last.std, self.metric),
+            bare(row.best.mean, self.metric),
+            bare(row.worst10, self.metric),
+            megabytes(row.bytes_up + row.bytes_down),
             *difference_words(row.against, self.metric),
         ]
 
@@ -124,8 +126,15 @@ def difference_words(against: Against | None, metric: str) -> tuple[str, str]:
         return "baseline", NOTHING
     if math.isnan(against.difference):
         return NOTHING, "not tested"
-    sign = "+" if against.difference > 0 else ""
-    words = sign + show(against.difference, metric)
-    if not math.isnan(against.low) and not math.isnan(against.p):
-        words += f" [{show(against.low, metric)}, {show(against.high, metric)}]"
-    return words, "not tested" if math.isnan(against.p) else p_value(against.corrected)
+    words = ("+" if against.difference > 0 else "") + bare(against.difference, metric)
+    if math.isnan(against.p):
+        return words, "not tested"
+    return f"{words} [{bare(against.low, metric)}, {bare(against.high, metric)}]", p_value(against.corrected)
+
+
+def terminal_table(title: str) -> Table:
+    """Rules only where they help, so that a table of methods fits 80 columns."""
+    return Table(
+        title=title, title_style="bold", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD,
+        padding=(0, 0, 0, 1), pad_edge=False,
+    )  # fmt: skip

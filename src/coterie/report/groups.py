@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coterie.metrics.statistics import mean_and_deviation
 from coterie.report.records import Json, record, records, text
-from coterie.report.run import Run
+from coterie.report.run import Result, Run
 
 # Values that do not make another method: which repetition it is, and how and where it was computed.
 NOT_CONDITIONS = frozenset({"seed", "seeds", "methods", "out", "resume", "backend", "workers", "devices", "threads", "quiet"})
@@ -23,6 +25,43 @@ class Group:
     @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(run.seed for run in self.runs)
+
+    @property
+    def main(self) -> str:
+        return self.runs[0].main
+
+    def results(self, model: str) -> list[Result]:
+        """The main metric of this model in every run that has it."""
+        found = [run.results.get(model, {}).get(self.main) for run in self.runs]
+        return [result for result in found if result is not None]
+
+    def last(self, model: str) -> float:
+        return mean([result.last for result in self.results(model)])
+
+    def spread(self, model: str) -> tuple[float, float]:
+        """Mean and deviation over seeds; over clients where there is one seed."""
+        found = self.results(model)
+        if len(found) == 1:
+            return found[0].last, found[0].std
+        return mean_and_deviation([result.last for result in found]) if found else (math.nan, math.nan)
+
+    def bytes(self, direction: str) -> float:
+        return mean([run.bytes(direction) for run in self.runs])
+
+    @property
+    def seconds(self) -> float:
+        return mean([run.seconds for run in self.runs])
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def best_group(groups: Sequence[Group], model: str) -> Group | None:
+    """The group whose main metric of this model is best at the last round."""
+    known = [group for group in groups if not math.isnan(group.last(model))]
+    sign = -1.0 if groups[0].runs[0].directions.get(groups[0].main) == "min" else 1.0
+    return max(known, key=lambda group: sign * group.last(model), default=None)
 
 
 def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-from coterie.report import page
+from coterie.report import markup
 from coterie.report.run import Run
 
 EMBEDDED = 8_000_000  # bytes in all; beyond this the page links to the files instead
@@ -19,20 +19,20 @@ def media_section(run: Run) -> str:
         return ""
     small = sum(path.stat().st_size for path in files) <= EMBEDDED
     note = (
-        "" if small else page.paragraph("These files are too large for this page: keep the folder 'media' beside it.", "note")
+        "" if small else markup.paragraph("These files are too large for this page: keep the folder 'media' beside it.", "note")
     )
-    figures = "".join(page.figure(_tag(path, _source(path, small)), path.stem.replace("_", " ")) for path in files)
-    return page.section("Made by this run", f'<div class="media">{figures}</div>', note)
+    figures = "".join(markup.figure(_tag(path, _source(path, small)), path.stem.replace("_", " ")) for path in files)
+    return markup.section("Made by this run", f'<div class="media">{figures}</div>', note)
 
 
 def _source(path: Path, small: bool) -> str:
     if not small:
-        return page.escape(f"media/{path.name}")
+        return markup.escape(f"media/{path.name}")
     return f"data:{KINDS[path.suffix.lower()]};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _tag(path: Path, source: str) -> str:
-    name = page.escape(path.stem)
+    name = markup.escape(path.stem)
     if path.suffix.lower() == ".mp4":
         return f'<video src="{source}" controls loop muted playsinline aria-label="{name}"></video>'
     return f'<img src="{source}" alt="{name}">'

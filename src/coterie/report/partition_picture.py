@@ -1,7 +1,7 @@
 """Who holds what: clients by classes as one SVG, with the size of every client above.
 
 Few clients and classes are drawn as bubbles whose area is the number of examples, many as cells whose
-darkness is. Beyond 100 clients an even selection of them is shown, and beyond 50 classes neighbours share a row.
+darkness is. Beyond 100 clients an even selection of them is shown, and beyond 64 classes neighbours share a row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 _WIDTH = 920
 _RIGHT, _TOP, _BARS, _GAP = 24, 58, 64, 14
-_MAX_COLUMNS, _MAX_ROWS = 100, 50
+_MAX_COLUMNS, _MAX_ROWS = 100, 64
 _BUBBLE_COLUMNS, _BUBBLE_ROWS = 40, 25
 _MAX_LABEL = 18  # characters of a class name
 
@@ -59,37 +59,41 @@ def partition_svg(counts: npt.ArrayLike, names: Sequence[str], classes: Sequence
     shown = [names[i] for i in chosen]
     bubbles = len(shown) <= _BUBBLE_COLUMNS and len(labels) <= _BUBBLE_ROWS
 
-    left = 34 + 6.4 * max(len(label) for label in labels)
+    left = 34 + 6.6 * max(len(text) for text in (*labels, f"{sizes.max():,.0f}"))
     cell = (_WIDTH - left - _RIGHT) / len(shown)
-    row = min(max(cell, 15.0), 30.0) if bubbles else max(9.0, min(18.0, 420 / len(labels)))
+    row = min(max(cell, 15.0), 30.0) if bubbles else max(8.0, min(18.0, 420 / len(labels)))
     panel = _Panel(left, _TOP + _BARS + _GAP, cell, row, len(shown), len(labels))
     marks = _bubbles(panel, matrix, shown, labels) if bubbles else _cells(panel, matrix)
     names_height = _name_height(panel, shown)
     height = panel.bottom + names_height + 66
-    heading = f"{clients:,} clients" if clients == len(shown) else f"{len(shown)} of {clients:,} clients, evenly chosen"
+    heading = f"{clients:,} client{'s' * (clients > 1)}"
+    heading = heading if clients == len(shown) else f"{len(shown)} of {heading}, evenly chosen"
     body = [
         f'<rect width="{_WIDTH}" height="{height:.0f}" fill="#ffffff"/>',
         f'<text x="20" y="28" font-size="16" font-weight="600" fill="{_INK}">{escape(title)}</text>',
         f'<text x="{_WIDTH - _RIGHT}" y="28" text-anchor="end" fill="{_SOFT}">{heading} · {len(classes):,} classes</text>',
         *_size_bars(panel, sizes, shown),
-        *_frame(panel, labels),
+        *_frame(panel, labels, striped=bubbles),
         *marks,
         *_client_axis(panel, shown, chosen, names_height),
         *(_bubble_legend(panel, matrix, height) if bubbles else _ramp_legend(matrix, height)),
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:.0f}" width="{_WIDTH}" height="{height:.0f}" '
-        f'role="img" aria-label="{escape(title)}" font-family="system-ui, sans-serif" font-size="12">\n' + "\n".join(body) + "\n</svg>\n"
+        f'role="img" aria-label="{escape(title)}" font-family="system-ui, sans-serif" font-size="12">\n'
+        + "\n".join(body)
+        + "\n</svg>\n"
     )
 
 
 def _merged_rows(matrix: npt.NDArray[np.float64], classes: Sequence[str]) -> tuple[npt.NDArray[np.float64], list[str]]:
-    """At most `_MAX_ROWS` rows: neighbouring classes are added up and named by their range."""
+    """At most `_MAX_ROWS` rows: equally many neighbouring classes are added up and named by their numbers."""
     if len(classes) <= _MAX_ROWS:
         return matrix, [name if len(name) <= _MAX_LABEL else name[: _MAX_LABEL - 1] + "…" for name in classes]
-    groups = np.array_split(np.arange(len(classes)), _MAX_ROWS)
-    labels = [f"{group[0]}" if len(group) == 1 else f"{group[0]}–{group[-1]}" for group in groups]
-    return np.stack([matrix[:, group].sum(axis=1) for group in groups], axis=1), labels
+    step = -(-len(classes) // _MAX_ROWS)
+    starts = range(0, len(classes), step)
+    labels = [f"{start}–{min(start + step, len(classes)) - 1}" for start in starts]
+    return np.stack([matrix[:, start : start + step].sum(axis=1) for start in starts], axis=1), labels
 
 
 def _size_bars(panel: _Panel, sizes: npt.NDArray[np.float64], names: Sequence[str]) -> list[str]:
@@ -112,18 +116,18 @@ def _size_bars(panel: _Panel, sizes: npt.NDArray[np.float64], names: Sequence[st
     return out
 
 
-def _frame(panel: _Panel, labels: Sequence[str]) -> list[str]:
-    """Striped rows with class names; where rows are thin, only some are named."""
-    every = max(1, round(13 / panel.row))
+def _frame(panel: _Panel, labels: Sequence[str], striped: bool) -> list[str]:
+    """Rows with class names; where rows are thin, only some are named."""
+    every = max(1, -(-13 // int(panel.row)))
     out = []
     for i, label in enumerate(labels):
         y = panel.top + i * panel.row
-        if i % 2 == 0:
+        if striped and i % 2 == 0:
             box = f'x="{panel.left:.1f}" y="{y:.1f}" width="{panel.width:.1f}" height="{panel.row:.1f}"'
             out.append(f'<rect {box} fill="{_BAND}"/>')
         if i % every == 0:
             out.append(_text(panel.left - 8, y + panel.row / 2 + 4, label, "end", _INK))
-    out.append(_text(14, panel.top + panel.row * panel.rows / 2, "classes", "middle", turn=-90))
+    out.append(_text(16, panel.top + panel.row * panel.rows / 2, "classes", "middle", turn=-90))
     return out
 
 
@@ -152,9 +156,8 @@ def _cells(panel: _Panel, matrix: npt.NDArray[np.float64]) -> list[str]:
     out = []
     for shade, colour in enumerate(_RAMP):
         places = np.argwhere((shades == shade) & (matrix > 0))
-        steps = "".join(
-            f"M{panel.left + i * panel.cell:.1f} {panel.top + j * panel.row:.1f}h{wide:.1f}v{high:.1f}h-{wide:.1f}z" for i, j in places
-        )
+        corners = ((panel.left + i * panel.cell, panel.top + j * panel.row) for i, j in places)
+        steps = "".join(f"M{x:.1f} {y:.1f}h{wide:.1f}v{high:.1f}h-{wide:.1f}z" for x, y in corners)
         if steps:
             out.append(f'<path d="{steps}" fill="{colour}"/>')
     return out
@@ -162,7 +165,8 @@ def _cells(panel: _Panel, matrix: npt.NDArray[np.float64]) -> list[str]:
 
 def _shade(values: npt.NDArray[np.float64], top: float) -> npt.NDArray[np.int64]:
     """Darkness grows with the root of the count, or small shares would all look like nothing."""
-    return np.minimum(np.sqrt(values / max(top, 1.0)) * len(_RAMP), len(_RAMP) - 1).astype(np.int64)
+    shades: npt.NDArray[np.int64] = np.minimum(np.sqrt(values / max(top, 1.0)) * len(_RAMP), len(_RAMP) - 1).astype(np.int64)
+    return shades
 
 
 def _name_height(panel: _Panel, names: Sequence[str]) -> float:

@@ -104,7 +104,7 @@ def _cost(line: Record) -> Cost:
         bytes_down=number(line, "bytes_down", 0.0),
         cohort=whole(line, "cohort"),
         returned=whole(line, "returned"),
-        train_loss=number(line, "train_loss"),
+        train_loss=number(line, "train_loss", number(record(line, "train"), "loss")),
     )
 
 

@@ -147,9 +147,11 @@ class Run:
         return len(self.population) or whole(self.summary or {}, "clients")
 
     def bytes(self, direction: str) -> float:
-        """All bytes in one direction, once-only content included."""
-        counted = number(record(self.summary or {}, "bytes"), direction)
-        return sum(line.bytes for line in self.wire if line.direction == direction) if math.isnan(counted) else counted
+        """All bytes in one direction, content that is sent only once included."""
+        if self.wire or self.summary is None:
+            return sum(line.bytes for line in self.wire if line.direction == direction)
+        counted = record(self.summary, "bytes")
+        return number(counted, direction, 0.0) + (number(counted, "once", 0.0) if direction == "down" else 0.0)
 
     @property
     def seconds(self) -> float:

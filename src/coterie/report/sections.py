@@ -6,17 +6,16 @@ import math
 from collections.abc import Sequence
 
 from coterie.metrics import better
-from coterie.report import page
+from coterie.report import markup
 from coterie.report.charts import Dots, Line, client_dots, from_zero, lines, quantiles, rounds_axis
 from coterie.report.partition_picture import partition_svg
 from coterie.report.plot import Axis, around
 from coterie.report.records import record, strings
 from coterie.report.run import MODELS, ClientResult, Run
-from coterie.report.wording import count, duration, is_share, megabytes, metric_name, show, show_tick
+from coterie.report.wording import count, duration, is_share, megabytes, metric_name, reader, show, show_tick
 
 MOST_COLUMNS = 150  # clients drawn one by one; more become a curve
 MOST_CLIENT_ROWS = 500
-MOST_PARTITION_CLIENTS = 200
 
 
 def metric_axis(values: Sequence[float], metric: str, label: str = "") -> Axis:
@@ -56,9 +55,9 @@ def curves_section(run: Run) -> str:
         picture = lines(
             [Line("training", loss, 7)], rounds_axis(run.rounds_done), axis, "Training loss", borders=phase_borders(run)
         )
-        figures.append(page.figure(picture))
+        figures.append(markup.figure(picture))
     note = "Drawn through: test. Dashed: validation. Ring: the round chosen on validation. Means over clients."
-    return page.grid(figure for figure in figures if figure) + (page.paragraph(note, "note") if figures else "")
+    return markup.grid(figure for figure in figures if figure) + (markup.paragraph(note, "note") if figures else "")
 
 
 def _curve_figure(run: Run, metric: str, series: list[Line]) -> str:
@@ -67,8 +66,9 @@ def _curve_figure(run: Run, metric: str, series: list[Line]) -> str:
         return ""
     axis = metric_axis(values, metric)
     title = f"{metric_name(metric)} over the rounds"
-    read = lambda value: show(value, metric)  # noqa: E731
-    return page.figure(lines(series, rounds_axis(run.rounds_done), axis, title, borders=phase_borders(run), read=read))
+    return markup.figure(
+        lines(series, rounds_axis(run.rounds_done), axis, title, borders=phase_borders(run), read=reader(metric))
+    )
 
 
 def clients_section(run: Run) -> str:
@@ -91,9 +91,9 @@ def clients_section(run: Run) -> str:
     axis = metric_axis(known, run.main, f"{metric_name(run.main)}, test")
     draw = client_dots if len(clients) <= MOST_COLUMNS else quantiles
     caption = _gain_words(run, series)
-    return page.figure(
+    return markup.figure(
         draw(names, series, axis, title) if draw is client_dots else quantiles(series, axis, title), caption, wide=True
-    ) + (page.folded(f"All numbers of {count(len(clients), 'client')}", _client_table(run, by_model, clients)))
+    ) + (markup.folded(f"All numbers of {count(len(clients), 'client')}", _client_table(run, by_model, clients)))
 
 
 def _value(row: ClientResult | None, metric: str) -> float:
@@ -125,11 +125,11 @@ def _client_table(run: Run, by_model: dict[str, dict[str, ClientResult]], client
         found = {model: by_model[model].get(client) for model in by_model}
         row = next(row for row in found.values() if row is not None)
         train = sizes[row.name].train if row.name in sizes else None
-        cells = [page.word(row.name), page.Cell("" if train is None else f"{train:,}"), page.Cell(f"{row.examples:,}")]
-        rows.append(cells + [page.Cell(show(_value(found[model], run.main), run.main)) for model in by_model])
+        cells = [markup.word(row.name), markup.Cell("" if train is None else f"{train:,}"), markup.Cell(f"{row.examples:,}")]
+        rows.append(cells + [markup.Cell(show(_value(found[model], run.main), run.main)) for model in by_model])
     rest = len(clients) - MOST_CLIENT_ROWS
-    more = page.paragraph(f"{rest:,} more in clients.csv.", "note") if rest > 0 else ""
-    return page.table(["client", "train", "test", *by_model], rows) + more
+    more = markup.paragraph(f"{rest:,} more in clients.csv.", "note") if rest > 0 else ""
+    return markup.table(["client", "train", "test", *by_model], rows) + more
 
 
 def data_section(runs: Sequence[Run]) -> str:
@@ -139,28 +139,27 @@ def data_section(runs: Sequence[Run]) -> str:
     if not sizes:
         return ""
     trains = sorted(size.train for size in sizes)
+    smallest, median, largest = trains[0], trains[len(trains) // 2], trains[-1]
+    validation, test = sum(size.validation for size in sizes), sum(size.test for size in sizes)
     words = (
-        f"{count(len(sizes), 'client')} with {trains[0]:,} to {trains[-1]:,} training examples (median {trains[len(trains) // 2]:,}), "
-        f"{sum(trains):,} in all; {sum(size.validation for size in sizes):,} for validation and {sum(size.test for size in sizes):,} for test."
+        f"{count(len(sizes), 'client')} with {smallest:,} to {largest:,} training examples (median {median:,}), "
+        f"{sum(trains):,} in all; {validation:,} for validation and {test:,} for test."
     )
     if any(other.population != run.population for other in runs):
         words += f" The seeds part the data differently; the picture shows seed {run.seed}."
-    drawn = sizes[:MOST_PARTITION_CLIENTS]
     picture = ""
-    if any(size.counts for size in sizes) and len({len(size.counts) for size in drawn}) == 1:
-        classes = strings(record(run.info, "population"), "classes") or [str(i) for i in range(len(drawn[0].counts))]
-        svg = partition_svg([size.counts for size in drawn], [size.name for size in drawn], classes)
+    if sizes[0].counts and len({len(size.counts) for size in sizes}) == 1:
+        classes = strings(record(run.info, "population"), "classes") or [str(i) for i in range(len(sizes[0].counts))]
+        svg = partition_svg([size.counts for size in sizes], [size.name for size in sizes], classes)
         picture = f'<figure class="wide"><div class="partition">{svg}</div></figure>'
-        if len(drawn) < len(sizes):
-            words += f" The picture shows the first {len(drawn)}."
-    return page.paragraph(words) + picture
+    return markup.paragraph(words) + picture
 
 
 def wire_section(run: Run) -> str:
     """Bytes in both directions: how they add up, and which slot they are."""
     up, down = (cumulative_bytes(run, direction) for direction in ("up", "down"))
     if not run.bytes("up") and not run.bytes("down"):
-        return page.paragraph("Nothing crossed between clients and server.")
+        return markup.paragraph("Nothing crossed between clients and server.")
     axis = from_zero(around([value / 1e6 for _, value in [*up, *down]], "MB so far, all clients", lambda value: f"{value:g}"))
     series = [
         Line(name, [(x, y / 1e6) for x, y in points], colour) for name, points, colour in (("up", up, 0), ("down", down, 1))
@@ -168,7 +167,7 @@ def wire_section(run: Run) -> str:
     picture = lines(
         series, rounds_axis(run.rounds_done), axis, "Bytes over the rounds", borders=phase_borders(run), read=_mb_words
     )
-    return f'<div class="charts">{page.figure(picture)}<div>{_slot_table(run)}</div></div>'
+    return f'<div class="charts">{markup.figure(picture)}<div>{_slot_table(run)}</div></div>'
 
 
 def _mb_words(value: float) -> str:
@@ -202,10 +201,12 @@ def _slot_table(run: Run) -> str:
     exchanged = any(key[1] for key in totals)
     rows = []
     for (phase, exchange, slot, direction), (size, messages) in totals.items():
-        cells = [page.word(phase)] * several + [page.word(exchange)] * exchanged + [page.word(slot), page.word(direction)]
-        rows.append([*cells, page.Cell(megabytes(size)), page.Cell(f"{size / max(1, messages):,.0f}")])
+        cells = (
+            [markup.word(phase)] * several + [markup.word(exchange)] * exchanged + [markup.word(slot), markup.word(direction)]
+        )
+        rows.append([*cells, markup.Cell(megabytes(size)), markup.Cell(f"{size / max(1, messages):,.0f}")])
     head = ["phase"] * several + ["exchange"] * exchanged + ["slot", "way"]
-    return page.table([*head, "MB", "bytes per message"], rows, words=len(head)) if rows else ""
+    return markup.table([*head, "MB", "bytes per message"], rows, words=len(head)) if rows else ""
 
 
 def time_section(run: Run) -> str:
@@ -229,4 +230,4 @@ def time_section(run: Run) -> str:
     if asked:
         size = f"{cohort[0]:,}" if cohort[0] == cohort[-1] else f"{cohort[0]:,} to {cohort[-1]:,}"
         words += f" Cohorts of {size} clients; {returned:,} of {asked:,} answers came back."
-    return f'<div class="charts">{page.figure(picture)}<div>{page.paragraph(words)}</div></div>'
+    return f'<div class="charts">{markup.figure(picture)}<div>{markup.paragraph(words)}</div></div>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 SHARES = ("accuracy", "f1", "auroc", "auprc", "tpr", "precision", "recall", "prevalence", "balanced_accuracy", "ssim")
 NOTHING = "–"
@@ -28,20 +29,44 @@ def metric_name(metric: str) -> str:
     return NAMES.get(metric, metric.replace("_", " ").capitalize())
 
 
-def show(value: float | None, metric: str) -> str:
-    """A value of this metric: 87.3 % or 0.4512."""
+def unit(metric: str) -> str:
+    """What `bare` numbers of this metric are in, for a title: " in %" or nothing."""
+    return " in %" if is_share(metric) else ""
+
+
+def bare(value: float | None, metric: str) -> str:
+    """A value of this metric without its unit: 87.3 or 0.4512."""
     if value is None or math.isnan(value):
         return NOTHING
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    return f"{100 * value:.1f} %" if is_share(metric) else plain(value)
+    return f"{100 * value:.1f}".replace("-", "−") if is_share(metric) else plain(value)
+
+
+def bare_spread(mean: float, std: float, metric: str) -> str:
+    """87.3 ± 4.1 or 0.4512 ± 0.03; the mean alone where there is no spread."""
+    if not math.isfinite(mean) or not math.isfinite(std):
+        return bare(mean, metric)
+    return f"{bare(mean, metric)} ± {bare(std, metric)}"
+
+
+def show(value: float | None, metric: str) -> str:
+    """A value of this metric with its unit: 87.3 % or 0.4512."""
+    return _with_unit(bare(value, metric), metric)
 
 
 def show_spread(mean: float, std: float, metric: str) -> str:
     """87.3 ± 4.1 % or 0.4512 ± 0.03."""
-    if math.isnan(mean) or not math.isfinite(std):
-        return show(mean, metric)
-    return f"{100 * mean:.1f} ± {100 * std:.1f} %" if is_share(metric) else f"{plain(mean)} ± {plain(std)}"
+    return _with_unit(bare_spread(mean, std, metric), metric)
+
+
+def reader(metric: str) -> Callable[[float], str]:
+    """`show` for this metric."""
+    return lambda value: show(value, metric)
+
+
+def _with_unit(text: str, metric: str) -> str:
+    return f"{text} %" if is_share(metric) and text != NOTHING else text
 
 
 def show_tick(value: float, metric: str) -> str:
@@ -57,9 +82,9 @@ def plain(value: float) -> str:
         return NOTHING if math.isnan(value) else "∞"
     size = abs(value)
     if size >= 1e6 or size < 1e-4:
-        return f"{value:.2e}"
+        return f"{value:.2e}".replace("-", "−")
     decimals = max(0, min(4, 3 - math.floor(math.log10(size))))
-    return f"{value:,.{decimals}f}"
+    return f"{value:,.{decimals}f}".replace("-", "−")
 
 
 def megabytes(count: float) -> str:

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from coterie.message import Message, Slot
-from coterie.method import Batch, ClientRun, Hub, Method, Net, Predictor, Site, Sweep, Train
+from coterie.method import Batch, ClientRun, Hub, Loss, Method, Net, Predictor, Site, Sweep, Train
 from coterie.methods.fedavg import Supervised, Training, num_examples, predictor, training_fields
 from coterie.methods.fl_gap.layers import Layers
 from coterie.methods.fl_gap.mixing import (
@@ -48,6 +48,9 @@ from coterie.methods.fl_gap.mixing import (
 from coterie.methods.fl_gap.policy import Policy, Upload, group_norms, utility_per_bit
 from coterie.states import ClientId, ServerState
 from coterie.tensors import Groups, Tensors, add, merge, pick, scale, sub
+
+
+_SUPERVISED = Supervised()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +123,8 @@ class FlGap(Method):
         got = yield from Train(
             params={"shared": pick(start, site.net.params)},
             buffers={"buffers": pick(start, site.net.buffers)},
-            refs={"reference": pick(reference, site.net.params)},
-            loss=Supervised(),
+            refs={"reference": pick(reference, site.net.params), "open": {"groups": unfrozen}},
+            loss=detection_loss,
             terms=(Proximal(self.lambda_prox),) if self.lambda_prox else (),
             frozen=layers.frozen(unfrozen),  # (2.5); reaches the batch norms
             streams={"local": site.data.train},
@@ -260,6 +263,12 @@ class Proximal:
     def __call__(self, params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Tensor:
         squares = [(value - refs["reference"][name]).square().sum() for name, value in params["shared"].items()]
         return 0.5 * self.weight * torch.stack(squares).sum()
+
+
+def detection_loss(params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Loss:
+    """The task's loss; |U| goes into the log beside it."""
+    found = _SUPERVISED(params, buffers, refs, batch, net)
+    return replace(found, metrics={**found.metrics, "open_groups": refs["open"]["groups"].sum()})
 
 
 def mean_loss(params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Tensors:

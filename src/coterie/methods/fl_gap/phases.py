@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,8 @@ from coterie.method import (
 from coterie.methods.fedavg import Outputs, Supervised, Training, predictor, training_fields
 from coterie.methods.fl_gap.layers import Layers
 from coterie.methods.fl_gap.method import FlGap
+from coterie.methods.fl_gap.mixing import Bound, Metric, Probe
+from coterie.methods.fl_gap.policy import Policy, Upload
 from coterie.states import ClientId, ServerState
 from coterie.tensors import Groups, Tensors, merge, pick
 
@@ -145,15 +147,27 @@ def validation_score(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def fl_gap(
-    *, rounds: int, method: FlGap, pretraining: Training | None = None, pretrain_rounds: int = 0,
-    personal_training: Training | None = None, personal_rounds: int = 3, cohort: Cohort = Everyone(),
+    *, rounds: int, input_shape: tuple[int, ...], training: Training = Training(), cohort: Cohort = Everyone(),
+    policy: Policy = Policy(), score: Literal["mu_val", "s"] = "mu_val", score_memory: float = 0.5,
+    lambda_prox: float = 1e-3, upload: Upload = Upload(), knn: int = 3, metric: Metric = "euclidean",
+    self_weight: float | None = None, clip: Bound = None, probe_value: float = 0.0, probe_std: float = 0.0,
+    probe_dim: int = 256, pretrain_rounds: int = 0, pretraining: Training | None = None, personal_rounds: int = 3,
+    personal_training: Training | None = None,
 ) -> Plan:  # fmt: skip
-    """Server pre-training, federated rounds, personal fine-tuning (by default at a tenth of the learning rate)."""
-    training = method.training
-    slower = replace(training, optim=replace(training.optim, lr=training.optim.lr / 10))
+    """Own layer groups for every client, mixed over similar clients; `input_shape` is that of one example.
+
+    With `pretrain_rounds` the server first trains on its public data; in the `personal_rounds` at the end every client
+    fine-tunes without sending, by default at a tenth of the learning rate.
+    """
+    probe = Probe(input_shape=input_shape, value=probe_value, noise_std=probe_std, dim=probe_dim)
+    method = FlGap(
+        training=training, probe=probe, policy=policy, score=score, score_memory=score_memory, lambda_prox=lambda_prox,
+        upload=upload, knn=knn, metric=metric, self_weight=self_weight, clip=clip,
+    )  # fmt: skip
     phases = [Phase("train", rounds, method, cohort)]
     if pretrain_rounds:
         phases.insert(0, Phase("pretrain", pretrain_rounds, Pretrain(training=pretraining or training), Nobody()))
     if personal_rounds:
+        slower = replace(training, optim=replace(training.optim, lr=training.optim.lr / 10))
         phases.append(Phase("personal", personal_rounds, FineTune(method, personal_training or slower)))
     return tuple(phases)

@@ -100,7 +100,7 @@ class CrossAttention(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """Two convolutions with FiLM of time, sound and identity in between, and a look at the frames next to it."""
+    """Two convolutions with FiLM of time, sound and identity in between, then a look at the frames beside it and at their mean."""
 
     def __init__(self, inputs: int, outputs: int, condition: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class ResBlock(nn.Module):
         self.film = nn.Linear(condition, 2 * outputs)
         self.norm2 = nn.GroupNorm(8, outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1)
-        self.near = nn.Conv2d(3 * outputs, outputs, 1)
+        self.near = nn.Conv2d(4 * outputs, outputs, 1)
         self.skip = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
 
     def forward(self, h: Tensor, condition: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class ResBlock(nn.Module):
         y = self.conv2(y)
         out: Tensor = (self.skip(x) + y).unflatten(0, (clips, frames))
         padded = F.pad(out, (0, 0, 0, 0, 0, 0, 1, 1))
-        beside = torch.cat([padded[:, :-2], out, padded[:, 2:]], dim=2)
+        beside = torch.cat([padded[:, :-2], out, padded[:, 2:], out.mean(1, keepdim=True).expand_as(out)], dim=2)
         return out + self.near(F.silu(beside.flatten(0, 1))).unflatten(0, (clips, frames))
 
 

@@ -1,0 +1,84 @@
+"""Any methods side by side, under identical conditions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from coterie import methods as known_methods
+from coterie.method import SGD, Cohort, Everyone, Fixed, Plan
+from coterie.methods.fedavg import Training
+from coterie.metrics.classification import Classification
+from coterie.options import convert, nearest, options_of
+from coterie.recipes.quickstart import digits
+from coterie.recipes.session import Session, pooled
+
+
+def compare_digits(
+    session: Session, *, methods: tuple[str, ...] = ("local", "fedavg", "fable"), rounds: int = 30, clients: int = 10,
+    beta: float = 0.1, cohort: int | None = None, lr: float = 0.3, momentum: float = 0.0, epochs: int = 2,
+    batch_size: int = 32, buffers: Literal["average", "local", "server"] = "average", knobs: tuple[str, ...] = (),
+) -> None:  # fmt: skip
+    """Methods side by side on handwritten digits: same clients, same start, same local work.
+
+    --methods fedavg,scaffold,ditto    which ones (coterie list)
+    --knobs fedprox.mu=0.1,ditto.lam=1  settings of single methods
+    --cohort 5                          clients per round (default: all)
+    """
+    population, net = digits(clients, beta, session.settings.seed)
+    training = Training(optim=SGD(lr=lr, momentum=momentum), epochs=epochs, batch_size=batch_size)
+    plans = build_plans(methods, rounds, training, buffers, cohort, len(population), knobs)
+    for name, plan in plans.items():
+        data = pooled(population) if name == "centralized" else population
+        session.run(plan, data, net=net, metric=Classification(10), method=name, name=name)
+
+
+def build_plans(
+    names: Sequence[str], rounds: int, training: Training, buffers: str, cohort: int | None, num_clients: int,
+    knobs: Sequence[str] = (),
+) -> dict[str, Plan]:  # fmt: skip
+    """The plan of every method, all with the same training; each also takes what it alone knows."""
+    who = check_cohort(cohort, num_clients)
+    own = read_knobs(knobs, names)
+    return {name: build_plan(name, rounds, training, buffers, who, own.get(name, {})) for name in names}
+
+
+def build_plan(name: str, rounds: int, training: Training, buffers: str, cohort: Cohort, own: Mapping[str, Any]) -> Plan:
+    function = find_method(name)
+    common = {"rounds": rounds, "training": training, "buffers": buffers, "cohort": cohort}
+    known = inspect.signature(function).parameters
+    plan: Plan = function(**{**{key: value for key, value in common.items() if key in known}, **own})
+    return plan
+
+
+def find_method(name: str) -> Any:
+    if name not in known_methods.__all__:
+        raise ValueError(f"Unknown method '{name}'. {nearest(name, known_methods.__all__)}")
+    return getattr(known_methods, name)
+
+
+def check_cohort(cohort: int | None, num_clients: int) -> Cohort:
+    if cohort is None:
+        return Everyone()
+    if cohort > num_clients:
+        raise ValueError(f"The cohort ({cohort}) is larger than the population ({num_clients}). Use --cohort {num_clients} or less.")
+    return Fixed(cohort)
+
+
+def read_knobs(knobs: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`method.key=value` pairs, with the types of the method's own signature."""
+    found: dict[str, dict[str, Any]] = {}
+    for knob in knobs:
+        where, equals, text = knob.partition("=")
+        method, dot, key = where.partition(".")
+        if not (equals and dot):
+            raise ValueError(f"A knob is written method.key=value, found '{knob}'. Write for example fedprox.mu=0.1.")
+        if method not in names:
+            raise ValueError(f"The knob '{knob}' is for a method that does not run. {nearest(method, list(names))}")
+        options = options_of(find_method(method))
+        if key not in options:
+            raise ValueError(f"{method} has no knob '{key}'. {nearest(key, list(options))}")
+        found.setdefault(method, {})[key] = convert(text, options[key].type, knob)
+    return found
+

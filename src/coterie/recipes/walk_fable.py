@@ -1,0 +1,30 @@
+"""FABLE, walking: what anchors do, in half a minute."""
+
+from __future__ import annotations
+
+from coterie import methods
+from coterie.method import SGD
+from coterie.methods.fedavg import Training
+from coterie.metrics.classification import Classification
+from coterie.recipes.compare_digits import check_cohort
+from coterie.recipes.quickstart import digits
+from coterie.recipes.session import Session
+
+
+def walk_fable(
+    session: Session, *, rounds: int = 30, clients: int = 10, beta: float = 0.1, anchors: int = 64, lr: float = 0.3,
+    epochs: int = 2, cohort: int | None = None,
+) -> None:  # fmt: skip
+    """FABLE with and without its linear scaling, beside Local, FedAvg and FedPer, on handwritten digits."""
+    population, net = digits(clients, beta, session.settings.seed)
+    training = Training(optim=SGD(lr=lr), epochs=epochs, batch_size=32)
+    common = {"rounds": rounds, "training": training, "cohort": check_cohort(cohort, len(population))}
+    plans = {
+        "local": methods.local(**common),
+        "fedavg": methods.fedavg(**common),
+        "fedper": methods.fedper(**common),
+        "fable": methods.fable(**common, anchors=anchors, linear=False),
+        "fable_linear": methods.fable(**common, anchors=anchors, linear=True),
+    }
+    for name, plan in plans.items():
+        session.run(plan, population, net=net, metric=Classification(10), method=name, name=name)

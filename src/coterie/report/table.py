@@ -1,0 +1,66 @@
+"""The table at the end of a run, for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from coterie.report.comparison import terminal_table
+from coterie.report.groups import Group, best_group, group_runs, mean
+from coterie.report.read import read_runs
+from coterie.report.run import MODELS, Run
+from coterie.report.wording import NOTHING, bare, bare_spread, count, duration, megabytes, metric_name, show, show_spread, unit
+
+
+def final_table(folder: Path | str) -> Table | None:
+    """Methods by models for a recipe of several runs, models by metrics for a single one; None before any result."""
+    runs = [run for run in read_runs(folder) if run.results]
+    if not runs:
+        return None
+    groups, notes = group_runs(runs)
+    return _of_one(runs[0]) if len(runs) == 1 else _of_many(groups, notes)
+
+
+def _of_many(groups: Sequence[Group], notes: Sequence[str]) -> Table:
+    main = groups[0].main
+    models = [model for model in MODELS if any(group.results(model) for group in groups)]
+    judged = models[0]
+    table = terminal_table(f"{metric_name(main)}{unit(main)} on the clients' test parts, last round")
+    table.add_column("method", no_wrap=True)
+    for name in [*models, "worst 10 %", "MB up", "MB down", "time"]:
+        table.add_column(name, justify="right")
+    best = best_group(groups, judged)
+    for group in groups:
+        cells = [bare_spread(*group.spread(model), main) for model in models]
+        worst = bare(mean([result.worst10 for result in group.results(judged)]), main)
+        cost = [megabytes(group.bytes("up")), megabytes(group.bytes("down")), duration(group.seconds)]
+        table.add_row(group.label, *cells, worst, *cost, style="bold" if group is best else "")
+    seeds = max(len(group.runs) for group in groups)
+    spread = count(seeds, "seed") if seeds > 1 else "clients"
+    caption = f"± over {spread}; worst 10 % of clients by their {judged} model; MB of all clients and rounds."
+    table.caption = "\n".join([caption, *notes])
+    return table
+
+
+def _of_one(run: Run) -> Table:
+    metrics = [metric for metric in run.metrics() if any(metric in found for found in run.results.values())]
+    table = terminal_table(
+        f"{run.method}: test parts of {count(run.num_clients, 'client')}, last round, mean ± std over clients"
+    )
+    table.add_column("model", no_wrap=True)
+    for metric in metrics:
+        table.add_column(metric_name(metric).lower(), justify="right")
+    main = metric_name(run.main).lower()
+    for name in ("worst 10 %", "best on validation"):
+        table.add_column(f"{main}, {name}", justify="right")
+    for model in run.models():
+        found = run.results.get(model, {})
+        cells = [show_spread(found[m].last, found[m].std, m) if m in found else NOTHING for m in metrics]
+        result = found.get(run.main)
+        ends = [show(result.worst10, run.main), show(result.best, run.main)] if result else [NOTHING, NOTHING]
+        table.add_row(model, *cells, *ends)
+    traffic = f"{megabytes(run.bytes('up'))} MB up, {megabytes(run.bytes('down'))} MB down"
+    table.caption = f"{traffic}, {count(run.rounds_done, 'round')} in {duration(run.seconds)}."
+    return table

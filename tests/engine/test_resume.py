@@ -1,0 +1,105 @@
+"""A run that is killed goes on to the same numbers, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toy import CLASSES, net, numbers, population
+
+from coterie.engine.run import Finish, run
+from coterie.engine.settings import Settings
+from coterie.metrics.classification import Classification
+
+sys.path.insert(0, str(Path(__file__).parent))
+from resume_worker import plan_of
+
+TESTS = Path(__file__).parent.parent
+
+
+def straight(name: str, out: Path, rounds: int = 6, resume: bool = False) -> Finish:
+    return run(
+        plan_of(name, rounds), population(), net=net(), metric=Classification(CLASSES), out=out,
+        settings=Settings(backend="loop", quiet=True), resume=resume,
+    )  # fmt: skip
+
+
+def logs(folder: Path) -> tuple[str, str, list[dict[str, object]]]:
+    """Every log, without the seconds."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kept = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+    return (folder / "clients.csv").read_text(), (folder / "wire.jsonl").read_text(), kept
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fable"])
+def test_killed_and_resumed_equals_never_stopped(name: str, tmp_path: Path) -> None:
+    whole = straight(name, tmp_path / "whole")
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, str(TESTS / "engine" / "resume_worker.py"), name, "6", str(tmp_path / "shot")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) == 3:
+                process.send_signal(signal.SIGKILL)
+                break
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "shot" / "summary.json").exists()
+    resumed = straight(name, tmp_path / "shot", resume=True)
+    assert numbers(resumed) == numbers(whole)
+    assert logs(tmp_path / "shot") == logs(tmp_path / "whole")
+
+
+def test_stopped_between_writing_logs_and_checkpoint(tmp_path: Path) -> None:
+    """Log lines beyond the checkpoint are cut back."""
+    whole = straight("fedavg", tmp_path / "whole")
+    straight("fedavg", tmp_path / "run", rounds=4)
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 5, "event": "half a li')
+    assert numbers(straight("fedavg", tmp_path / "run", resume=True)) == numbers(whole)
+    assert logs(tmp_path / "run") == logs(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("victim", ["manifest-4.json", "state-4.safetensors", "clients/*-4.safetensors"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+def test_a_damaged_checkpoint_is_detected_and_the_previous_one_used(victim: str, damage: str, tmp_path: Path) -> None:
+    whole = straight("scaffold", tmp_path / "whole")
+    straight("scaffold", tmp_path / "run", rounds=4)
+    path = sorted((tmp_path / "run" / "checkpoint").glob(victim))[0]
+    data = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        middle = len(data) // 2
+        path.write_bytes(data[:middle] if damage == "cut" else data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    resumed = straight("scaffold", tmp_path / "run", resume=True)
+    assert numbers(resumed) == numbers(whole)
+    warnings = [line for line in logs(tmp_path / "run")[2] if line.get("event") == "warning"]
+    assert damage == "gone" and "manifest" in victim or "round 4 is damaged" in str(warnings)
+
+
+def test_no_whole_checkpoint_left_is_said(tmp_path: Path) -> None:
+    straight("fedavg", tmp_path / "run", rounds=3)
+    for path in (tmp_path / "run" / "checkpoint").glob("manifest-*.json"):
+        path.write_text("{")
+    with pytest.raises(ValueError, match="No whole checkpoint is left"):
+        straight("fedavg", tmp_path / "run", resume=True)
+
+
+def test_checkpoint_files_belong_to_their_owner_only(tmp_path: Path) -> None:
+    straight("fable", tmp_path / "run", rounds=2)
+    files = [path for path in (tmp_path / "run" / "checkpoint").rglob("*") if path.is_file()]
+    assert files and all(path.stat().st_mode & 0o077 == 0 for path in files)
+
+
+def test_only_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    straight("scaffold", tmp_path / "run")
+    manifests = sorted(path.name for path in (tmp_path / "run" / "checkpoint").glob("manifest-*"))
+    assert manifests == ["manifest-5.json", "manifest-6.json"]
+    versions = [path.stem.split("-") for path in (tmp_path / "run" / "checkpoint" / "clients").glob("*")]
+    assert all(int(version) <= 6 for _, version in versions)
+    assert len(versions) <= 8  # at most two versions of each of four clients
