@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from coterie.data.examples import ClientParts, Population, View
@@ -24,7 +26,7 @@ def population(sizes: tuple[int, ...] = (20, 13, 9, 24), validation: int = 4, te
     parts, start = [], 0
     for size in sizes:
         ends = [start, start + size, start + size + validation, start + size + validation + test]
-        parts.append(ClientParts(*(View(columns, torch.arange(a, b)) for a, b in zip(ends, ends[1:], strict=False))))
+        parts.append(ClientParts(*(View(columns, torch.arange(a, b)) for a, b in itertools.pairwise(ends))))
         start = ends[-1]
     return Population("toy", tuple(str(i) for i in range(len(sizes))), parts, num_classes=CLASSES)
 

@@ -57,10 +57,8 @@ class Overlay(Mapping[ClientId, Groups]):
     """A table seen through this round's changes; the engine writes `changed` back when the round is committed."""
 
     def __init__(self, below: Mapping[ClientId, Groups], changed: Mapping[ClientId, Groups]) -> None:
-        if isinstance(below, Overlay):
-            below, changed = below.below, {**below.changed, **changed}
-        self.below = below
-        self.changed = dict(changed)
+        self.below: Mapping[ClientId, Groups] = below.below if isinstance(below, Overlay) else below
+        self.changed: dict[ClientId, Groups] = {**(below.changed if isinstance(below, Overlay) else {}), **changed}
 
     def __getitem__(self, client: ClientId) -> Groups:
         return self.changed[client] if client in self.changed else self.below[client]

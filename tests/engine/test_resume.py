@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint_is_detected_and_the_previous_one_used(victim: str,
     resumed = straight("scaffold", tmp_path / "run", resume=True)
     assert numbers(resumed) == numbers(whole)
     warnings = [line for line in logs(tmp_path / "run")[2] if line.get("event") == "warning"]
-    assert damage == "gone" and "manifest" in victim or "round 4 is damaged" in str(warnings)
+    assert (damage == "gone" and "manifest" in victim) or "round 4 is damaged" in str(warnings)
 
 
 def test_no_whole_checkpoint_left_is_said(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class Shift:
 
 
 PUBLIC = Shift()
-FEDERATED = Shift(skin=(0.62, 0.52, 0.5), zoom=0.8, offset=(-0.12, -0.1), brightness=0.85, mouth_gain=1.35)
+FEDERATED = Shift(skin=(0.7, 0.6, 0.58), zoom=0.88, offset=(-0.1, -0.08), brightness=0.88, mouth_gain=1.35)
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ class _Speaker:
     mouth_width: float
     mouth_drop: float
     pitch: float
+    zoom: float
+    centre: Array
 
 
 def procedural_talking_heads(
@@ -129,7 +131,7 @@ def _clips(key: Key, speaker: int, count: int, num_frames: int, shift: Shift) ->
     face = _speaker(key.fold("face"), shift)
     loudness = np.stack([_loudness(key.fold("loudness", i), num_frames) for i in range(count + 1)])
     opening = np.clip(0.62 * shift.mouth_gain * loudness, 0.0, 1.0)
-    video, box = _draw(face, opening, key.fold("motion"), shift)
+    video, box = _draw(face, opening, key.fold("motion"), shift.brightness)
     sound = np.stack([_sound(key.fold("sound", i), loudness[i], face.pitch) for i in range(count)])
     pixels = torch.from_numpy((video * 255.0).round().astype(np.uint8))
     return {
@@ -165,6 +167,8 @@ def _speaker(key: Key, shift: Shift) -> _Speaker:
         mouth_width=draw.uniform(0.22, 0.32),
         mouth_drop=draw.uniform(0.36, 0.44),
         pitch=draw.uniform(100.0, 220.0),
+        zoom=shift.zoom * draw.uniform(0.92, 1.04),
+        centre=draw.uniform(-0.05, 0.05, 2) + np.array([0.0, 0.05]) + np.array(shift.offset),
     )
 
 
@@ -202,7 +206,7 @@ def band_energies(sound: Array, num_frames: int) -> Array:
     return np.asarray((np.log10(bands + 1e-2) - 0.5) / 2.0)
 
 
-def _draw(face: _Speaker, opening: Array, key: Key, shift: Shift) -> tuple[Array, npt.NDArray[np.int64]]:
+def _draw(face: _Speaker, opening: Array, key: Key, brightness: float) -> tuple[Array, npt.NDArray[np.int64]]:
     """Frames [clips, frames, 3, size, size] in [0, 1], and each clip's mouth box in pixels."""
     clips, frames = opening.shape
     draw = key.numpy()
@@ -210,16 +214,16 @@ def _draw(face: _Speaker, opening: Array, key: Key, shift: Shift) -> tuple[Array
         np.arange(frames)[None, :, None] * 0.7 + draw.uniform(0, 6.3, (clips, 1, 2))
     )
     blink = np.where(draw.uniform(size=(clips, frames)) < 0.1, 0.15, 1.0)
-    light = draw.uniform(0.94, 1.06, (clips, 1))
+    light = draw.uniform(0.9, 1.08, (clips, 1))
 
     axis = (np.arange(SIZE) + 0.5) / SIZE * 2 - 1
-    centre = sway + np.array([0.0, 0.05]) + np.array(shift.offset)
+    centre = sway + face.centre
 
     def grid(values: Array) -> Array:
         return values[..., None, None]
 
-    x = (axis[None, None, None, :] - grid(centre[..., 0])) / shift.zoom
-    y = (axis[None, None, :, None] - grid(centre[..., 1])) / shift.zoom
+    x = (axis[None, None, None, :] - grid(centre[..., 0])) / face.zoom
+    y = (axis[None, None, :, None] - grid(centre[..., 1])) / face.zoom
 
     def ellipse(cx: float, cy: float, rx: Array | float, ry: Array | float) -> Array:
         """Coverage in [0, 1] of an ellipse with a soft edge."""
@@ -248,10 +252,10 @@ def _draw(face: _Speaker, opening: Array, key: Key, shift: Shift) -> tuple[Array
     half = grid(0.22 * opening)
     picture = paint(picture, ellipse(0, face.mouth_drop, face.mouth_width, 0.06 + half), face.lips)
     picture = paint(picture, ellipse(0, face.mouth_drop, face.mouth_width - 0.06, 0.004 + half), np.array([0.1, 0.02, 0.03]))
-    picture = np.clip(picture * grid(light[:, :, None]) * shift.brightness, 0.0, 1.0)
+    picture = np.clip(picture * grid(light[:, :, None]) * brightness, 0.0, 1.0)
 
-    middle = centre.mean(1) + shift.zoom * np.array([0.0, face.mouth_drop])
-    reach = shift.zoom * np.array([face.mouth_width, 0.3])
+    middle = centre.mean(1) + face.zoom * np.array([0.0, face.mouth_drop])
+    reach = face.zoom * np.array([face.mouth_width, 0.3])
     low = np.clip(np.floor((middle - reach + 1) / 2 * SIZE), 0, SIZE - 1)
     high = np.clip(np.ceil((middle + reach + 1) / 2 * SIZE), 1, SIZE)
     box = np.stack([low[:, 1], high[:, 1], low[:, 0], high[:, 0]], axis=1).astype(np.int64)

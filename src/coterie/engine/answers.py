@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coterie.data.examples import whole
 from coterie.engine.optim import Stepper, rate
-from coterie.method import Adam, Batch, Examples, Loss, LossFn, Net, Optimizer, Round, SGD, Sweep, Train, Trained
+from coterie.method import SGD, Adam, Batch, Examples, Loss, LossFn, Net, Optimizer, Round, Sweep, Train, Trained
 from coterie.randomness import Draw, Key, draw
 from coterie.tensors import Groups, Tensors, clone_groups, norm
 
@@ -158,7 +158,7 @@ def _positions(total: int, batch_size: int, key: Key) -> Iterator[Tensor]:
     epoch = 0
     while True:
         order = torch.from_numpy(key.fold(epoch).numpy().permutation(total))
-        yield from order.split(batch_size)
+        yield from torch.split(order, batch_size)
         epoch += 1
 
 

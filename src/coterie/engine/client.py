@@ -64,13 +64,13 @@ def drive(
                 continue
             try:
                 reply = answer(ask, context, asked[ask.name])
-            except Exception as raised:  # noqa: BLE001 - thrown into the run, so that its own line is in the traceback
+            except Exception as raised:
                 error = raised
                 continue
             asked[ask.name] += 1
             if isinstance(reply, Trained):
                 metrics |= {f"{ask.name}/{name}": value for name, value in reply.metrics.items()}
-    except Exception as error:  # noqa: BLE001 - a client that fails is left out, whatever went wrong
+    except Exception as error:
         return failure(error)
     local: Mapping[str, Mapping[str, float]] = {}
     unusable = None
@@ -78,7 +78,7 @@ def drive(
         own = down.with_(**{name: group for name, group in message.groups.items() if name in down.groups})
         try:
             local = evaluate_client(method, new_row, own, site, metric)
-        except Exception as error:  # noqa: BLE001 - a malformed Message fails here before the border sees it
+        except Exception as error:
             unusable = failure(error)
     return Finished(site.client, new_row, message, metrics, local, time.perf_counter() - started, unusable)
 

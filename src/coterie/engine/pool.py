@@ -6,6 +6,7 @@ that has to survive a round. A worker that dies costs its client the round, not 
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -124,10 +125,8 @@ class _Worker:
             pass  # the worker died: reading its answer says so
 
     def stop(self) -> None:
-        try:
+        with contextlib.suppress(BrokenPipeError, OSError):
             self.connection.send(None)
-        except (BrokenPipeError, OSError):
-            pass
         self.process.join(timeout=5)
         if self.process.is_alive():
             self.process.terminate()
@@ -153,7 +152,7 @@ def _work(connection: Connection, world: World) -> None:
             contents = {name: public[digest] for name, digest in head[2].items()}
             try:
                 connection.send(_do(world, kind, head, _unpack_row(row), Message.from_bytes(down), contents, predictor))
-            except Exception as error:  # noqa: BLE001 - told to the parent, which decides
+            except Exception as error:
                 connection.send(Failure(f"raised {type(error).__name__}: {error}", traceback.format_exc()))
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
         pass
@@ -213,7 +212,7 @@ class _Packed:
 
     @classmethod
     def of(cls, population: Population) -> _Packed:
-        shared = population.moved(lambda column: column.cpu().share_memory_())
+        shared = population.moved(lambda column: column.cpu().share_memory_())  # type: ignore[no-untyped-call]
         tables = shared.tables()
         place = {id(table): i for i, table in enumerate(tables)}
         views = [

@@ -209,7 +209,7 @@ def row_of(
     *, fresh: bool,
 ) -> Groups:  # fmt: skip
     """A client's row, with the first values of whatever this phase's method adds to it."""
-    stored = rows[client] if client in rows else None
+    stored = rows.get(client)
     if stored is not None and not fresh:
         return stored
     site = world.site(client, round, state.public)

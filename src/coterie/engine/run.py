@@ -218,9 +218,9 @@ class Runner:
             for client, splits in backend.evaluate(jobs(given)):
                 for split, values in splits.items():
                     scores.setdefault((model, split), {})[client] = values
-        for client, splits in result.local.items():
-            for split, values in splits.items():
-                scores.setdefault(("local", split), {})[client] = dict(values)
+        for client, own in result.local.items():
+            for split, numbers in own.items():
+                scores.setdefault(("local", split), {})[client] = dict(numbers)
         central = self.world.population.central_test
         if predictor is not None and central is not None:
             key = Key(self.settings.seed, ("evaluate", "central"))

@@ -27,7 +27,19 @@ import torch.nn.functional as F
 
 from coterie.message import Message
 from coterie.method import (
-    Batch, Cohort, Everyone, Hub, Loss, Net, PersonalRun, Phase, Plan, Predictor, Site, Sweep, Trained,
+    Batch,
+    Cohort,
+    Everyone,
+    Hub,
+    Loss,
+    Net,
+    PersonalRun,
+    Phase,
+    Plan,
+    Predictor,
+    Site,
+    Sweep,
+    Trained,
 )
 from coterie.methods.fedavg import Buffers, FedAvg, PrivateNames, Training, head_names
 from coterie.randomness import Draw, draw
@@ -38,11 +50,13 @@ _SMALLEST_NORM = 1e-8
 
 def coordinates(z: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
     """r = (cos(z, a_1), ..., cos(z, a_m)) for anchors that are normalised already."""
-    return normalised(z) @ embedded.T  # (3)
+    r: torch.Tensor = normalised(z) @ embedded.T  # (3)
+    return r
 
 
 def normalised(z: torch.Tensor) -> torch.Tensor:
-    return z / z.norm(dim=1, keepdim=True).clamp(min=_SMALLEST_NORM)
+    unit: torch.Tensor = z / z.norm(dim=1, keepdim=True).clamp(min=_SMALLEST_NORM)
+    return unit
 
 
 def decode(private: Tensors, z: torch.Tensor, embedded: Tensors) -> torch.Tensor:
@@ -102,7 +116,8 @@ class Fable(FedAvg):
 
         def uniform(name: str, *shape: int) -> torch.Tensor:
             numbers = draw(site.key.fold(name), 0, Draw("uniform", shape), 1, like.device, torch.float64)
-            return ((2.0 * numbers - 1.0) * bound).to(like.dtype)
+            spread: torch.Tensor = (2.0 * numbers - 1.0) * bound
+            return spread.to(like.dtype)
 
         classes = site.net.num_outputs
         private = {"decoder.weight": uniform("decoder.weight", classes, self.anchors), "decoder.bias": uniform("bias", classes)}

@@ -22,8 +22,23 @@ import torch
 
 from coterie.message import Message, Slot
 from coterie.method import (
-    SGD, Batch, ClientRun, Cohort, Everyone, Hub, Loss, Method, Net, Optimizer, PersonalRun, Phase, Plan, Predictor,
-    Site, Train, Trained,
+    SGD,
+    Batch,
+    ClientRun,
+    Cohort,
+    Everyone,
+    Hub,
+    Loss,
+    Method,
+    Net,
+    Optimizer,
+    PersonalRun,
+    Phase,
+    Plan,
+    Predictor,
+    Site,
+    Train,
+    Trained,
 )  # fmt: skip
 from coterie.states import ServerState
 from coterie.tensors import Groups, Tensors, add, merge, pick

@@ -96,7 +96,8 @@ class Net:
         return self._call(self._split(train).encoder, "encoder.", params, buffers, inputs)
 
     def head(self, params: Tensors, features: Tensor) -> Tensor:
-        return self._call(self._split().head, "head.", params, {}, (features,))[0]
+        outputs: Tensor = self._call(self._split().head, "head.", params, {}, (features,))[0]
+        return outputs
 
     def call(
         self, params: Tensors, buffers: Tensors, *inputs: Tensor, train: bool, part: str = ""

@@ -106,7 +106,7 @@ def client_dots(
     order = sorted(range(len(names)), key=lambda i: _sortable(series[0].values[i]))
     x = Axis(-0.7, len(names) - 0.3, f"clients, sorted by {series[0].name}", lambda value: f"{value:g}")
     rotated = len(names) <= MOST_NAMES and any(len(name) > 4 for name in names)
-    bottom = 40.0 + (min(80.0, 5.2 * max(map(len, names))) if rotated else 0.0)
+    bottom = 40.0 + (min(64.0, 3.6 * max(map(len, names))) if rotated else 0.0)
     right = room_for(dots.name for dots in series) + 8
     frame = Frame(
         x, y, width, height + bottom - 40, left=room_for((y.show(t) for t in y.ticks(5)), 30), right=right, bottom=bottom
@@ -182,7 +182,7 @@ def strips(
         for i, value in enumerate(sorted(known)):
             at = middle + ((i * 7) % 5 - 2) * 4.0  # fixed jitter: neighbours in value lie at different heights
             across = frame.px(_inside(value, x))
-            body.append(f'<circle class="dot soft {series_class(row.colour)}" cx="{across:.1f}" cy="{at:.1f}" r="3.4"/>')
+            body.append(f'<circle class="dot soft {series_class(row.colour)}" cx="{across:.1f}" cy="{at:.1f}" r="4.2"/>')
         if known:
             mean = frame.px(_inside(sum(known) / len(known), x))
             hint = f"{row.name}: mean {x.show(sum(known) / len(known))} over {len(known)} {unit}s"

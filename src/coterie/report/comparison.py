@@ -95,7 +95,7 @@ class Comparison:
 
     def table(self) -> Table:
         """For the terminal."""
-        title = f"{self.model} {metric_name(self.metric).lower()}{unit(self.metric)}, test parts of the clients"
+        title = f"{self.model} {metric_name(self.metric, inside=True)}{unit(self.metric)}, test parts of the clients"
         table = terminal_table(title)
         legend = "best: at the round chosen on validation; worst: worst 10 % of clients; MB: up and down, all clients."
         table.caption = "\n".join([self.method_text(), legend, *self.notes])

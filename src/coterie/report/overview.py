@@ -91,7 +91,7 @@ def _table(path: Path, groups: Sequence[Group], models: Sequence[str]) -> str:
 
 
 def _link_name(group: Group, run: Run) -> str:
-    return "open" if len(group.runs) == 1 else f"seed {run.seed}"
+    return "open" if len(group.runs) == 1 else str(run.seed)
 
 
 def _significance(runs: Sequence[Run], models: Sequence[str]) -> str:
@@ -113,7 +113,7 @@ def _significance(runs: Sequence[Run], models: Sequence[str]) -> str:
         )
     points = ", points" if unit(comparison.metric) else ""
     against = f"against {comparison.baseline}{points} [95 % interval]"
-    head = ["method", f"{judged} {metric_name(comparison.metric).lower()}", against, "p, Holm"]
+    head = ["method", f"{judged} {metric_name(comparison.metric, inside=True)}", against, "p, Holm"]
     untested = [note for note in comparison.notes if "is not tested" in note]
     return markup.table(head, rows) + "".join(
         markup.paragraph(words, "note") for words in [comparison.method_text(), *untested]
@@ -129,7 +129,7 @@ def _curves(groups: Sequence[Group], models: Sequence[str]) -> str:
         series = [Line(group.label, _mean_curve(group, model), colour) for colour, group in enumerate(groups)]
         values = [value for line in series for _, value in line.points]
         if values:
-            axis = metric_axis(values, main, f"{model} {metric_name(main).lower()}, test")
+            axis = metric_axis(values, main, f"{model} {metric_name(main, inside=True)}, test")
             figures.append(
                 markup.figure(lines(series, rounds_axis(last), axis, axis.label, height=_height(groups), read=reader(main)))
             )
@@ -178,7 +178,7 @@ def _cost(groups: Sequence[Group], models: Sequence[str]) -> str:
     x = Axis(low, max(ends), "MB so far, up and down, all clients", lambda value: f"{value:,.10g}", log=log)
     level = [Line(f"{name} (sends nothing)", [(low, value), (max(ends), value)], colour) for name, value, colour in free]
     values = [value for line in [*paid, *level] for _, value in line.points]
-    axis = metric_axis(values, main, f"{judged} {metric_name(main).lower()}, test")
+    axis = metric_axis(values, main, f"{judged} {metric_name(main, inside=True)}, test")
     title = f"{metric_name(main)} against bytes"
     return markup.figure(
         lines([*paid, *level], x, axis, title, width=1060, height=max(320.0, _height(groups)), read=reader(main)), wide=True
@@ -196,7 +196,9 @@ def _clients(groups: Sequence[Group], models: Sequence[str]) -> str:
             rows.append(Dots(group.label, values, colour))
     if not rows:
         return ""
-    axis = metric_axis([value for row in rows for value in row.values], main, f"{judged} {metric_name(main).lower()}, test")
+    axis = metric_axis(
+        [value for row in rows for value in row.values], main, f"{judged} {metric_name(main, inside=True)}, test"
+    )
     several = any(len(group.runs) > 1 for group in groups)
     note = "One dot per client, the bar is the mean." + (" The first seed of each method." if several else "")
     return markup.figure(strips(rows, axis, "Clients of each method"), note, wide=True)

@@ -71,7 +71,7 @@ class Progress:
     def _words(self, index: int, phase: str, seconds: float, value: float | None, bytes_total: int) -> str:
         parts = [f"round {index}/{self._total}", phase]
         if value is not None and not math.isnan(value):
-            parts.append(f"{metric_name(self._metric).lower()} {show(value, self._metric)}")
+            parts.append(f"{metric_name(self._metric, inside=True)} {show(value, self._metric)}")
         parts += [f"{duration(seconds)}/round", f"{megabytes(bytes_total)} MB"]
         left = self._total - index
         if left > 0:

@@ -155,19 +155,44 @@ def data_section(runs: Sequence[Run]) -> str:
     return markup.paragraph(words) + picture
 
 
-def wire_section(run: Run) -> str:
-    """Bytes in both directions: how they add up, and which slot they are."""
-    up, down = (cumulative_bytes(run, direction) for direction in ("up", "down"))
+def cost_section(run: Run) -> str:
+    """Bytes and seconds side by side, then which slots the bytes are."""
+    figures = [_bytes_figure(run), _seconds_figure(run)]
+    return markup.grid(figure for figure in figures if figure) + _cost_words(run) + _slot_table(run)
+
+
+def _bytes_figure(run: Run) -> str:
     if not run.bytes("up") and not run.bytes("down"):
-        return markup.paragraph("Nothing crossed between clients and server.")
-    axis = from_zero(around([value / 1e6 for _, value in [*up, *down]], "MB so far, all clients", lambda value: f"{value:g}"))
-    series = [
-        Line(name, [(x, y / 1e6) for x, y in points], colour) for name, points, colour in (("up", up, 0), ("down", down, 1))
-    ]
-    picture = lines(
-        series, rounds_axis(run.rounds_done), axis, "Bytes over the rounds", borders=phase_borders(run), read=_mb_words
-    )
-    return f'<div class="charts">{markup.figure(picture)}<div>{_slot_table(run)}</div></div>'
+        return ""
+    series = []
+    for colour, direction in enumerate(("up", "down")):
+        so_far = [(round, total / 1e6) for round, total in cumulative_bytes(run, direction)]
+        series.append(Line(direction, so_far, colour))
+    values = (total for line in series for _, total in line.points)
+    axis = from_zero(around(values, "MB so far, all clients", lambda value: f"{value:g}"))
+    title, borders = "Bytes over the rounds", phase_borders(run)
+    return markup.figure(lines(series, rounds_axis(run.rounds_done), axis, title, borders=borders, read=_mb_words))
+
+
+def _seconds_figure(run: Run) -> str:
+    points = [(float(cost.round), cost.seconds) for cost in run.costs if math.isfinite(cost.seconds)]
+    if not points:
+        return ""
+    axis = from_zero(around((value for _, value in points), "seconds per round", lambda value: f"{value:g}"))
+    series = [Line("", points, 7)]
+    borders = phase_borders(run)
+    return markup.figure(lines(series, rounds_axis(run.rounds_done), axis, "Seconds per round", borders=borders, read=duration))
+
+
+def _cost_words(run: Run) -> str:
+    words = [] if run.bytes("up") or run.bytes("down") else ["Nothing crossed between clients and server."]
+    cohort = sorted(cost.cohort for cost in run.costs)
+    returned, asked = sum(cost.returned for cost in run.costs), sum(cohort)
+    if asked:
+        size = f"{cohort[0]:,}" if cohort[0] == cohort[-1] else f"{cohort[0]:,} to {cohort[-1]:,}"
+        words.append(f"Cohorts of {size} clients; {returned:,} of {asked:,} answers came back.")
+    words.append(f"{duration(run.seconds)} in all, evaluation included.")
+    return markup.paragraph(" ".join(words), "note")
 
 
 def _mb_words(value: float) -> str:
@@ -207,27 +232,3 @@ def _slot_table(run: Run) -> str:
         rows.append([*cells, markup.Cell(megabytes(size)), markup.Cell(f"{size / max(1, messages):,.0f}")])
     head = ["phase"] * several + ["exchange"] * exchanged + ["slot", "way"]
     return markup.table([*head, "MB", "bytes per message"], rows, words=len(head)) if rows else ""
-
-
-def time_section(run: Run) -> str:
-    """Seconds of each round."""
-    points = [(float(cost.round), cost.seconds) for cost in run.costs if math.isfinite(cost.seconds)]
-    if not points:
-        return ""
-    axis = from_zero(around((value for _, value in points), "seconds per round", lambda value: f"{value:g}"))
-    picture = lines(
-        [Line("", points, 7)],
-        rounds_axis(run.rounds_done),
-        axis,
-        "Seconds per round",
-        borders=phase_borders(run),
-        read=duration,
-    )
-    cohort = sorted(cost.cohort for cost in run.costs)
-    returned = sum(cost.returned for cost in run.costs)
-    asked = sum(cohort)
-    words = f"{duration(run.seconds)} in all, evaluation included."
-    if asked:
-        size = f"{cohort[0]:,}" if cohort[0] == cohort[-1] else f"{cohort[0]:,} to {cohort[-1]:,}"
-        words += f" Cohorts of {size} clients; {returned:,} of {asked:,} answers came back."
-    return f'<div class="charts">{markup.figure(picture)}<div>{markup.paragraph(words)}</div></div>'

@@ -8,7 +8,7 @@ from coterie.report import markup
 from coterie.report.media import media_section
 from coterie.report.records import Json, Record, record, records, text, whole
 from coterie.report.run import MODELS, Event, Run
-from coterie.report.sections import clients_section, curves_section, data_section, time_section, wire_section
+from coterie.report.sections import clients_section, cost_section, curves_section, data_section
 from coterie.report.wording import count, duration, megabytes, metric_name, show, show_spread
 
 MOST_EVENTS = 200
@@ -28,8 +28,7 @@ def run_page(run: Run, *, above: str = "") -> str:
         markup.section("Client by client", clients_section(run)),
         media_section(run),
         markup.section("Data", data_section([run])),
-        markup.section("Bytes on the wire", wire_section(run)),
-        markup.section("Time", time_section(run)),
+        markup.section("What it cost", cost_section(run)),
         markup.section("Privacy", privacy_words(run)),
         markup.section("Left out and warnings", events_table(run.events)),
         markup.section("How it ran", _setup(run)),
@@ -77,7 +76,9 @@ def _tiles(run: Run) -> str:
         result = run.results.get(model, {}).get(run.main)
         if result is not None:
             remark = f"worst 10 % of clients {show(result.worst10, run.main)}"
-            entries.append((show(result.last, run.main), f"{model} {metric_name(run.main)}", remark, colour_of(model)))
+            entries.append(
+                (show(result.last, run.main), f"{model} {metric_name(run.main, inside=True)}", remark, colour_of(model))
+            )
     per_client = f"{megabytes(run.bytes('up') / max(1, run.num_clients))} MB per client"
     entries.append((f"{megabytes(run.bytes('up'))} MB", "sent up", per_client, None))
     entries.append((f"{megabytes(run.bytes('down'))} MB", "sent down", f"{count(run.rounds_done, 'round')}", None))

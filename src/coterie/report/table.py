@@ -29,7 +29,7 @@ def _of_many(groups: Sequence[Group], notes: Sequence[str]) -> Table:
     judged = models[0]
     table = terminal_table(f"{metric_name(main)}{unit(main)} on the clients' test parts, last round")
     table.add_column("method", no_wrap=True)
-    for name in [*models, "worst 10 %", "MB up", "MB down", "time"]:
+    for name in [*models, "worst", "MB up", "MB down", "time"]:
         table.add_column(name, justify="right")
     best = best_group(groups, judged)
     for group in groups:
@@ -39,7 +39,7 @@ def _of_many(groups: Sequence[Group], notes: Sequence[str]) -> Table:
         table.add_row(group.label, *cells, worst, *cost, style="bold" if group is best else "")
     seeds = max(len(group.runs) for group in groups)
     spread = count(seeds, "seed") if seeds > 1 else "clients"
-    caption = f"± over {spread}; worst 10 % of clients by their {judged} model; MB of all clients and rounds."
+    caption = f"± over {spread}; worst: {judged}, worst 10 % of clients; MB: all clients and rounds."
     table.caption = "\n".join([caption, *notes])
     return table
 
@@ -51,8 +51,8 @@ def _of_one(run: Run) -> Table:
     )
     table.add_column("model", no_wrap=True)
     for metric in metrics:
-        table.add_column(metric_name(metric).lower(), justify="right")
-    main = metric_name(run.main).lower()
+        table.add_column(metric_name(metric, inside=True), justify="right")
+    main = metric_name(run.main, inside=True)
     for name in ("worst 10 %", "best on validation"):
         table.add_column(f"{main}, {name}", justify="right")
     for model in run.models():

@@ -25,8 +25,10 @@ def is_share(metric: str) -> bool:
     return metric != "ssim" and any(metric == name or metric.startswith(f"{name}_") for name in SHARES)
 
 
-def metric_name(metric: str) -> str:
-    return NAMES.get(metric, metric.replace("_", " ").capitalize())
+def metric_name(metric: str, *, inside: bool = False) -> str:
+    """A metric as a heading, or `inside` a sentence, where an abbreviation stays as it is."""
+    name = NAMES.get(metric, metric.replace("_", " ").capitalize())
+    return name[0].lower() + name[1:] if inside and name[1:2].islower() else name
 
 
 def unit(metric: str) -> str:

@@ -49,7 +49,6 @@ from coterie.methods.fl_gap.policy import Policy, Upload, group_norms, utility_p
 from coterie.states import ClientId, ServerState
 from coterie.tensors import Groups, Tensors, add, merge, pick, scale, sub
 
-
 _SUPERVISED = Supervised()
 
 
