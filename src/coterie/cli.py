@@ -104,6 +104,9 @@ def run_command(words: list[str]) -> int:
     except KeyboardInterrupt:
         console.print(f"\nStopped. Nothing is lost; go on with:  coterie run --resume {session.out}")
         raise
+    except ValueError:
+        session.abandon()
+        raise
     session.close()
     finish_run(session)
     return 0

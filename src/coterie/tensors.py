@@ -71,6 +71,11 @@ def squared_norm(a: Mapping[str, Tensor]) -> Tensor:
     return total
 
 
+def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """||a - b||^2 over the names of b, as something that can be trained on (unlike `squared_norm`)."""
+    return torch.stack([(a[name] - value).square().sum() for name, value in b.items()]).sum()
+
+
 def norm(groups: Iterable[Mapping[str, Tensor]]) -> Tensor:
     """The L2 norm of all groups together."""
     squares = [squared_norm(group).cpu() for group in groups]

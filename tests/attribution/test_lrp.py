@@ -210,6 +210,12 @@ def test_a_layer_that_feeds_more_than_its_norm_is_refused():
         lrp(module, torch.randn(2, 1, 2, 2), torch.tensor([0, 1]), Layers(norms=(BatchNorm,)))
 
 
+def test_a_net_without_a_convolution_first_is_refused():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"needs a convolution first, found Linear.*relevance='gradient'"):
+        lrp(module, torch.zeros(1, 1, 2, 2), torch.tensor([0]))
+
+
 def test_every_image_needs_a_label(used):
     with pytest.raises(ValueError, match="found 2 images and 1 labels"):
         gradient(used, torch.zeros(2, 2, 8, 8, dtype=torch.float64), torch.tensor([0]))
@@ -217,5 +223,5 @@ def test_every_image_needs_a_label(used):
 
 def test_absent_zennit_is_one_sentence(used, monkeypatch):
     monkeypatch.setitem(sys.modules, "zennit.composites", None)
-    with pytest.raises(ImportError, match=r"needs zennit\. Install it with: pip install 'coterie\[xai\]'"):
+    with pytest.raises(ValueError, match=r"needs zennit\. Install it with: pip install 'coterie\[xai\]'"):
         lrp(used, torch.zeros(1, 2, 8, 8, dtype=torch.float64), torch.tensor([0]), LAYERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def test_parts_are_disjoint_complete_and_not_empty(rows: int, clients: int, test
     made = make_population(
         table(rows), iid(np.arange(rows) % 3, clients, Key(0)), key=Key(1), test_fraction=test, validation_fraction=validation
     )
-    assert sorted(sum(indices(made), [])) == list(range(rows))
+    assert sorted(chain(*indices(made))) == list(range(rows))
     for counts in sizes(made):
         assert all(counts) or sum(counts) < 3
 
@@ -49,7 +50,7 @@ def test_a_group_is_in_one_part_only(groups: list[int]) -> None:
     made = make_population(table(len(groups), group=groups), one_client(len(groups)), key=Key(2))
     parts = [{groups[i] for i in part} for part in indices(made)]
     assert sum(map(len, parts)) == len(set(groups))
-    assert sorted(sum(indices(made), [])) == list(range(len(groups)))
+    assert sorted(chain(*indices(made))) == list(range(len(groups)))
     assert all(parts) or len(set(groups)) < 3
 
 
@@ -89,14 +90,14 @@ def test_official_split_is_kept_and_validation_comes_from_train() -> None:
 def test_a_source_at_two_clients_is_refused_and_named() -> None:
     toy = table(8, source_id=["v1", "v1", "v2", "v3", "v1", "v4", "v5", "v6"])
     halves = Assignment((np.arange(4), np.arange(4, 8)), ("left", "right"), "")
-    with pytest.raises(ValueError, match=r"1 values of 'source_id' are at two clients or more, such as 'v1' at 'left' and 'right'"):
+    with pytest.raises(ValueError, match=r"at two clients or more: 1 of 6 values of 'source_id', such as 'v1' at 'left' and 'right'"):
         make_population(toy, halves, key=Key(0))
     assert "check=False" in make_population(toy, halves, key=Key(0), check=False).findings[0].text
 
 
 def test_a_group_in_train_and_test_is_refused() -> None:
     toy = table(40, group=np.arange(40) // 20, other=np.arange(40))
-    with pytest.raises(ValueError, match=r"Data leak in 'toy': 2 values of 'group' are in train and in test, such as '0', '1'"):
+    with pytest.raises(ValueError, match=r"Data leak in 'toy': in train and in test: 2 of 2 values of 'group', such as '0', '1'"):
         make_population(toy, one_client(40), key=Key(0), group_column="other")
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from coterie.data import by_column, load, make_population
+from coterie.data import by_column, dirichlet, keeping_together, load, make_population
+from coterie.data.images import decode_images
 from coterie.randomness import Key
-from coterie.recipes.population import build_population
 
 ROOT = Path(os.environ.get("COTERIE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -44,18 +45,36 @@ def test_ag_news() -> None:
 
 
 def test_faces_keep_groups_together_and_only_fair_pairs() -> None:
-    population = build_population("faces", clients=6, beta=0.5, data_dir=need("faces"), options={"size": 16})
-    assert not [finding for finding in population.findings if finding.level == "leak"]
-    table = load("faces", ROOT, size=16)
+    table = load("faces", need("faces"), size=16)
     pairs = set(zip(table.column("domain").tolist(), table.column("method").tolist(), strict=True))
     assert pairs == {("stills", "real"), ("stills", "faceapp"), ("video", "real"), ("video", "deepfacelab")}
-    assert len(table) == 1575 + 460 + 264 + 276
+    assert len(table) == 1575 + 460 + 264 + 276  # from the description of the data
+    groups = table.column("group")
+    made = keeping_together(groups, table.labels, lambda units: dirichlet(units, 6, 0.5, Key(0)))
+    parts = [set(groups[view.index.numpy()]) for own in make_population(table, made, key=Key(0)) for view in vars(own).values()]
+    assert sum(map(len, parts)) == len(set(groups.tolist()))
     by_method = by_column(table.column("method"), "method", key=Key(0))
-    with pytest.raises(ValueError, match=r"values of 'group' are at two clients or more"):
+    with pytest.raises(ValueError, match=r"at two clients or more: \d+ of \d+ values of 'group'"):
         make_population(table, by_method, key=Key(0))
 
 
-def test_tiny_imagenet_val_is_the_central_test() -> None:
-    table = load("tiny_imagenet", need("tiny_imagenet"), size=8)
-    assert np.bincount(table.labels).tolist() == [100] * 200 and table.classes[0] == "goldfish"
-    assert table.central_test is not None and np.bincount(table.central_test.labels).tolist() == [10] * 200
+@pytest.mark.parametrize(
+    ("name", "per_class", "per_class_test", "classes", "first"),
+    [("cifar10", 5000, 1000, 10, "airplane"), ("tiny_imagenet", 100, 10, 200, "goldfish")],
+)
+def test_parquet_folders(
+    name: str, per_class: int, per_class_test: int, classes: int, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = need(name)
+    decoded: list[tuple[int, ...]] = []
+
+    def only_the_first(files: list[bytes], size: int | None = None) -> torch.Tensor:  # all of them would take seconds
+        decoded.append(tuple(decode_images(files[:3], size).shape))
+        return torch.zeros(len(files), 3, 1, 1, dtype=torch.uint8)
+
+    monkeypatch.setattr("coterie.data.parquet.decode_images", only_the_first)
+    table = load(name, folder)
+    assert np.bincount(table.labels).tolist() == [per_class] * classes and table.classes[0] == first
+    assert table.central_test is not None and np.bincount(table.central_test.labels).tolist() == [per_class_test] * classes
+    side = {"cifar10": 32, "tiny_imagenet": 64}[name]
+    assert decoded == [(3, 3, side, side)] * 2

@@ -22,7 +22,7 @@ from coterie.methods.fedxds import POOL, PoolLoss, Share, WithPool, fedxds, fres
 from coterie.metrics import Classification
 from coterie.models.losses import CrossEntropy
 from coterie.models.net import EncoderHead, Net
-from coterie.models.nets import resnet
+from coterie.models.nets import mlp, resnet
 from coterie.privacy.metric_privacy import k_rr
 from coterie.randomness import Key
 from coterie.states import ServerState
@@ -63,12 +63,19 @@ def down_of(net):
     return Message({"shared": net.params, "buffers": net.buffers})
 
 
+def finished(run):
+    """What a client run that asks nothing returns."""
+    with pytest.raises(StopIteration) as stop:
+        next(run)
+    return stop.value.value
+
+
 def shared_by(share, net, client=0, seed=0):
-    _, message = share.client({}, down_of(net), site_of(net, client, seed))
+    _, message = finished(share.client({}, down_of(net), site_of(net, client, seed)))
     return message["shared_examples"]
 
 
-SHARE = Share(image=IMAGE, relevance="gradient", clip=1.0, sigma=0.3, audit_seed=11)
+SHARE = Share(relevance="gradient", clip=1.0, sigma=0.3, audit_seed=11)
 
 
 # --- what leaves a client ----------------------------------------------------------------------------------------------
@@ -105,7 +112,7 @@ def test_two_clients_never_share_their_noise():
     for client in (0, 2):
         x, y = client_data(0)
         site = replace(site_of(net, client), data=parts(x, y), key=Key(0))
-        noise.append(SHARE.client({}, down_of(net), site)[1]["shared_examples"]["x"])
+        noise.append(finished(SHARE.client({}, down_of(net), site))[1]["shared_examples"]["x"])
     assert (noise[0] != noise[1]).all()
 
 
@@ -147,7 +154,7 @@ def test_noise_on_kept_pixels_only_shows_the_mask():
     site = site_of(net)
     x, y = client_data(0)
     true_mask = torch.zeros(len(x), 6, 6, dtype=torch.bool)
-    maps = share.maps({}, down_of(net), site, x, y)
+    maps = share.maps(share.inner.personal({}, down_of(net), site), site, x, y)
     for i, relevances in enumerate(maps.flatten(1).tolist()):
         best = sorted(range(36), key=lambda p: (-relevances[p], p))[:8]  # ceil(0.2 * 36)
         true_mask[i].view(-1)[best] = True
@@ -191,9 +198,10 @@ def test_private_parts_of_the_model_take_part_in_the_relevance():
     head = {name: net.params[name] for name in net.head_names}
     down = Message({"shared": {n: v for n, v in net.params.items() if n not in head}, "buffers": net.buffers})
     site = site_of(net)
-    same = share.client({"private": head}, down, site)[1]["shared_examples"]["x"]
+    same = finished(share.client({"private": head}, down, site))[1]["shared_examples"]["x"]
     torch.testing.assert_close(same, shared_by(replace(SHARE, sigma=0.0), net)["x"])
-    other = share.client({"private": {n: -v.flip(0) for n, v in head.items()}}, down, site)[1]["shared_examples"]["x"]
+    turned = {name: -value.flip(0) for name, value in head.items()}
+    other = finished(share.client({"private": turned}, down, site))[1]["shared_examples"]["x"]
     assert not torch.equal(same, other)
 
 
@@ -215,8 +223,9 @@ def test_the_payload_is_what_the_slots_say_and_costs_4_d_plus_8():
     site = site_of(net, 1)
     x, y = client_data(1)
     site = replace(site, data=parts(x.float(), y))
-    row, message = SHARE.client({"kept": {}}, down_of(net), site)
-    (slot,) = SHARE.slots(hub_of(net)).values()
+    share = replace(SHARE, image=IMAGE)
+    row, message = finished(share.client({"kept": {}}, down_of(net), site))
+    (slot,) = share.slots(hub_of(net)).values()
     assert (slot.reduce, slot.guard) == ("each", "examples") and message.weight is None and row == {"kept": {}}
     assert {n: (v.shape[1:], v.dtype) for n, v in message["shared_examples"].items()} == {
         n: (shape[1:], dtype) for n, (shape, dtype) in slot.spec.items()
@@ -291,9 +300,11 @@ def population():
 def plan_of(share, rounds=2, warmup=2):
     # batches that hold everything, so that no order of examples matters
     training = Training(optim=SGD(lr=0.1, momentum=0.9, weight_decay=0.01), epochs=3, batch_size=64)
+    knobs = ("relevance", "s", "mask", "clip", "sigma", "audit_seed")
     return fedxds(
-        rounds=rounds, share=share, warmup_rounds=warmup, training=training, warmup_training=training, cohort=Named((0, 2))
-    )
+        rounds=rounds, warmup_rounds=warmup, training=training, cohort=Named((0, 2)),
+        **{name: getattr(share, name) for name in knobs},
+    )  # fmt: skip
 
 
 def run_plan(plan, out, **settings):
@@ -396,7 +407,7 @@ def test_the_server_never_holds_an_image_without_noise(tmp_path, monkeypatch):
         round = Round(2, 4, "share", 0, 1, (0, 1, 2), 3)
         site = replace(site_of(build(), client, round=round), key=Key(0, ("round", 2, "client", client)))
         share = replace(SHARE, relevance="random")
-        v = share.clipped(x, share.maps({}, Message(), site, x, y))
+        v = share.clipped(x, share.maps(None, site, x, y))
         for secret in [*x, *v]:
             for row in rows:
                 closeness = F.cosine_similarity(row, secret.flatten(), dim=0)
@@ -452,5 +463,36 @@ def test_wrong_settings(wrong, message):
 
 def test_images_of_another_size_are_refused():
     net = build()
-    with pytest.raises(ValueError, match=r"built for images \(1, 6, 6\), found \(2, 6, 6\)"):
-        replace(SHARE, image=(1, 6, 6)).client({}, down_of(net), site_of(net))
+    with pytest.raises(ValueError, match=r"built for images of shape \(1, 6, 6\), found \(2, 6, 6\)"):
+        finished(replace(SHARE, image=(1, 6, 6)).client({}, down_of(net), site_of(net)))
+
+
+def test_what_lrp_can_not_do_is_found_before_the_run():
+    pytest.importorskip("zennit", reason="LRP needs the extra [xai]")
+    net = mlp(72, CLASSES)
+    with pytest.raises(ValueError, match=r"needs a convolution first, found Linear.*relevance='gradient'"):
+        replace(SHARE, relevance="lrp").slots(hub_of(net))
+    assert set(replace(SHARE, relevance="gradient").slots(hub_of(net))) == {"shared_examples"}
+
+
+def test_a_model_that_is_not_the_net_has_no_relevance():
+    net = build()
+    head = Message({"shared": {name: net.params[name] for name in net.head_names}, "buffers": net.buffers})
+    with pytest.raises(ValueError, match="found 2 parameters of 6"):
+        finished(SHARE.client({}, head, site_of(net)))
+
+
+def test_running_statistics_of_both_or_of_local_batches_only():
+    net, pool = build(), pool_of()
+    x, y = client_data(0)
+    batch = {"local": {"x": x, "y": y, "mask": torch.ones(7)}, POOL: {**pool, "mask": torch.ones(10)}}
+    module = net.bind(net.params, net.buffers).train()
+    module(x)
+    losses = [PoolLoss(Supervised(), kind)({"shared": net.params}, {"buffers": net.buffers}, {}, batch, net) for kind in
+              ("both", "local")]  # fmt: skip
+    torch.testing.assert_close(losses[0].value, losses[1].value)
+    for name, value in losses[1].buffers["buffers"].items():
+        torch.testing.assert_close(value, module.get_buffer(name))
+        assert not torch.equal(value, losses[0].buffers["buffers"][name])
+    with pytest.raises(ValueError, match="statistics must be both or local, found 'pool'"):
+        WithPool(FedAvg(), "pool")

@@ -219,7 +219,7 @@ def both(tmp_path_factory):
 
 
 def test_engine_equals_the_oracle(both):
-    finish, (references, clients, trained, _), start = both
+    finish, (references, clients, trained, _), _ = both
     model = net()
     assert len({tuple(t[c]) for t in trained for c in t}) >= 4  # the policy was really at work
     for c in range(CLIENTS):
@@ -314,7 +314,7 @@ def everything():
 @pytest.mark.parametrize("optim", [SGD(lr=0.1, momentum=0.9, weight_decay=0.1), Adam(lr=0.1, weight_decay=0.1)])
 def test_a_frozen_group_is_bit_identical_with_its_statistics(optim):
     method = replace(METHOD, training=Training(optim=optim, epochs=3, batch_size=4))
-    row, message, trained = one_round(method)
+    _, message, trained = one_round(method)
     model = net()
     for name, value in {**trained.params["shared"], **trained.buffers["buffers"]}.items():
         is_frozen = name.startswith(("encoder.conv1", "encoder.conv2"))
@@ -365,9 +365,10 @@ def test_clipping_at_the_server():
     model = net()
     hub = hub_of(model)
     names = [n for n in model.params if n.startswith("head")]
-    far = {n: model.params[n] + 3.0 for n in names}
+    still = {n: model.params[n] for n in names}
+    far = {n: value + 3.0 for n, value in still.items()}
     flags = {"groups": torch.tensor([False, False, False, True])}
-    each = {0: Message({"shared": far, "open": flags}), 1: Message({"shared": {n: model.params[n] for n in names}, "open": flags})}
+    each = {0: Message({"shared": far, "open": flags}), 1: Message({"shared": still, "open": flags})}
     state = ServerState(METHOD.server_state(hub))
     clipped = replace(METHOD, clip=2.0, knn=1).absorb(state, None, each, hub)
     step = 3.0 * 2.0 / (3.0 * 10**0.5)  # ten numbers moved by 3, scaled to norm 2
@@ -400,9 +401,6 @@ def test_personal_phase_moves_frozen_groups_and_head_and_sends_nothing(tmp_path)
         row = finish.clients[client]
         assert all(torch.equal(row["reference"][n], reference[n]) for n in reference)
         unfrozen = row["policy"]["unfrozen"].tolist()
-        for name, value in row["tuned"].items():
-            place = group_of(oracle_name(name))
-            assert not unfrozen[place] or place == 3
         moved = {group_of(oracle_name(n)) for n, v in row["tuned"].items() if not torch.equal(v, reference[n])}
         assert moved == {place for place in range(4) if not unfrozen[place] or place == 3}
     assert before.state.shared["shared"].keys() == net().params.keys()

@@ -104,7 +104,8 @@ def test_margin_of_four_errors() -> None:
 
 def test_statistics_stay_within_three_sigma() -> None:
     reference = {"n.running_mean": torch.tensor([1.0, 1.0]), "n.running_var": torch.tensor([4.0, 4.0])}
-    bounded = bound_statistics(reference, {"n.running_mean": torch.tensor([100.0, 2.0]), "n.running_var": torch.tensor([-1.0, 99.0])})
+    uploaded = {"n.running_mean": torch.tensor([100.0, 2.0]), "n.running_var": torch.tensor([-1.0, 99.0])}
+    bounded = bound_statistics(reference, uploaded)
     assert bounded["n.running_mean"].tolist() == [7.0, 2.0]
     assert bounded["n.running_var"].tolist() == [0.0, 64.0]
 

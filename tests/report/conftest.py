@@ -74,7 +74,6 @@ def write_run(
     offset = {model: [rng.gauss(0, 0.06) for _ in range(clients)] for model in models}
     lines, rows, wire = [], [], []
     means: dict[tuple[str, str, str], list[float]] = {}
-    last: dict[tuple[str, str], list[float]] = {}
     sent = 0 if method == "local" else 48_040 * clients
     for round in range(1, done + 1):
         for split in ("validation", "test"):
@@ -92,7 +91,6 @@ def write_run(
                     worst = sorted(numbers, reverse=directions[metric] == "min")[: max(1, clients // 10)]
                     line["worst10"][metric] = sum(worst) / len(worst)
                     means.setdefault((model, metric, split), []).append(mean)
-                    last[(model, metric)] = numbers
                 lines.append(line)
                 for i in range(clients):
                     row = {"round": round, "model": model, "split": split, "client": i, "name": names[i], "examples": tests[i]}
@@ -102,8 +100,9 @@ def write_run(
         for direction in ("up", "down") if sent else ():
             entry = {"round": round, "phase": "train", "exchange": None, "direction": direction, "slot": "shared"}
             wire.append(entry | {"bytes": sent, "clients": clients, "once": False})
-    if events:
+    if events and clients > 4:
         lines.append({"round": 3, "event": "client_left_out", "client": 4, "name": names[4], "reason": "nan in slot 'shared'"})
+    if events:
         lines.append({"event": "warning", "text": "the cohort was smaller than asked <b>once</b>"})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "wire.jsonl").write_text("".join(json.dumps(line) + "\n" for line in wire))
@@ -114,9 +113,11 @@ def write_run(
     if finished:
         results: dict[str, dict[str, Any]] = {}
         for model in models:
-            for metric, direction in directions.items():
-                validation, test = means[(model, metric, "validation")], means[(model, metric, "test")]
-                best = validation.index(max(validation) if direction == "max" else min(validation))
+            main = "accuracy" if accuracy else "loss"
+            validation = means[(model, main, "validation")]
+            best = validation.index(max(validation) if accuracy else min(validation))
+            for metric in directions:
+                test = means[(model, metric, "test")]
                 final = [line for line in lines if line.get("model") == model and line.get("split") == "test"][-1]
                 results.setdefault(model, {})[metric] = {
                     "last": test[-1],
@@ -129,7 +130,13 @@ def write_run(
         total = sent * done
         summary = {"recipe": "quickstart", "method": method, "seed": seed, "rounds": rounds, "clients": clients}
         summary |= {"results": results, "backend": "loop", "privacy": privacy}
-        summary["bytes"] = {"up": total, "down": total, "once": 0, "up_per_client": total / clients, "down_per_client": total / clients}
+        summary["bytes"] = {
+            "up": total,
+            "down": total,
+            "once": 0,
+            "up_per_client": total / clients,
+            "down_per_client": total / clients,
+        }
         summary["seconds"] = {"total": 0.45 * done, "per_round_median": 0.45}
         (folder / "summary.json").write_text(json.dumps(summary))
     return folder

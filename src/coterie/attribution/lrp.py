@@ -41,6 +41,7 @@ class Layers:
 
 def lrp(module: nn.Module, x: Tensor, y: Tensor, layers: Layers = Layers(), *, batch_size: int = 128) -> Tensor:
     """A signed map [N, H, W] for images `x` [N, C, H, W] and their labels; the module itself stays as it is."""
+    check_lrp(module)
     zennit = _Zennit.load()
     if len(x) == 0:
         return x.new_zeros(0, *x.shape[2:])
@@ -52,6 +53,17 @@ def lrp(module: nn.Module, x: Tensor, y: Tensor, layers: Layers = Layers(), *, b
     composite = zennit.composite(epsilon=_STABILIZER, stabilizer=_STABILIZER, layer_map=pools)
     with composite.context(prepared):
         return pull_back(prepared, x, y, _logit, batch_size).sum(1)
+
+
+def check_lrp(module: nn.Module) -> None:
+    """Find before the run what LRP can't do."""
+    _Zennit.load()
+    first = next((part for part in module.modules() if isinstance(part, _LINEAR)), None)
+    if not isinstance(first, nn.Conv2d):
+        raise ValueError(
+            f"LRP with the Flat rule needs a convolution first, found {type(first).__name__}: every pixel that feeds a linear "
+            "layer would be equally relevant. Use a convolutional net, or relevance='gradient'."
+        )
 
 
 def fold_batch_norms(module: nn.Module, example: Tensor, norms: tuple[type[nn.Module], ...]) -> nn.Module:
@@ -148,5 +160,5 @@ class _Zennit:
             from zennit.layer import Sum
             from zennit.rules import Norm
         except ImportError:
-            raise ImportError("LRP relevance needs zennit. Install it with: pip install 'coterie[xai]'") from None
+            raise ValueError("LRP relevance needs zennit. Install it with: pip install 'coterie[xai]'") from None
         return cls(EpsilonPlusFlat, Norm, Sum)

@@ -37,10 +37,10 @@ def check_leaks(
     owned = np.flatnonzero(parts >= 0)
     for column in (name for name in (*_STRICT, *_LOOSE) if name in table.meta):
         found = _shared_values(table.column(column)[owned], owner[owned], parts[owned], column, names)
-        strict = [finding for finding in found if column in _STRICT]
+        strict = found if column in _STRICT else []
         if strict:
             raise ValueError(
-                f"Data leak in '{table.name}': {strict[0].text}. Keep the rows of one '{column}' together when clients and "
+                f"Data leak in '{table.name}': {'; '.join(f.text for f in strict)}. Keep the rows of one '{column}' together when clients and "
                 "parts are made (keeping_together, group_column), or turn the check off (check=False) and say so."
             )
         findings += found
@@ -51,25 +51,27 @@ def _shared_values(
     values: Column, owner: NDArray[np.int64], parts: NDArray[np.int8], column: str, names: Sequence[str]
 ) -> list[Finding]:
     level: Literal["leak", "warning"] = "leak" if column in _STRICT else "warning"
-    _, value = np.unique(values, return_inverse=True)
+    distinct, value = np.unique(values, return_inverse=True)
+    total = len(distinct)
     found = []
     both = np.intersect1d(value[parts == _TEST], value[parts != _TEST])
     if len(both):
-        text = f"{len(both)} values of '{column}' are in train and in test, such as {_shown(values, value, both)}"
+        text = f"in train and in test: {len(both)} of {total} values of '{column}', such as {_shown(distinct, both)}"
         found.append(Finding(level, column, len(both), text))
-    low, high = np.full(value.max(initial=-1) + 1, np.iinfo(np.int64).max), np.full(value.max(initial=-1) + 1, -1)
+    low, high = np.full(total, np.iinfo(np.int64).max), np.full(total, -1)
     np.minimum.at(low, value, owner)
     np.maximum.at(high, value, owner)
     wide = np.flatnonzero(low != high)
     if len(wide):
         first = f"'{names[low[wide[0]]]}' and '{names[high[wide[0]]]}'"
-        text = f"{len(wide)} values of '{column}' are at two clients or more, such as {_shown(values, value, wide)} at {first}"
+        shown = _shown(distinct, wide[:1])
+        text = f"at two clients or more: {len(wide)} of {total} values of '{column}', such as {shown} at {first}"
         found.append(Finding(level, column, len(wide), text))
     return found
 
 
-def _shown(values: Column, value: NDArray[np.int64], chosen: NDArray[np.int64]) -> str:
-    return ", ".join(f"'{values[np.flatnonzero(value == c)[0]]}'" for c in chosen[:3])
+def _shown(distinct: Column, chosen: NDArray[np.int64]) -> str:
+    return ", ".join(f"'{distinct[c]}'" for c in chosen[:3])
 
 
 def _content(table: Table, parts: NDArray[np.int8]) -> list[Finding]:

@@ -74,7 +74,7 @@ def pack_parquet_as_npz(folder: Path, out: Path) -> Path:
         arrays[f"{split}_labels"] = found.labels
         arrays["classes"] = np.array(found.classes)
     with out.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+        np.savez_compressed(file, allow_pickle=False, **arrays)  # JPEG headers repeat: CIFAR-10 is 56 MB without
     return out
 
 

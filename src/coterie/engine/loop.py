@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
 from typing import Literal
 
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
@@ -11,6 +12,7 @@ from coterie.engine.evaluate import evaluate_client, evaluate_parts
 from coterie.message import Message
 from coterie.method import Exchange
 from coterie.states import ClientId
+from coterie.tensors import clone_groups
 
 Order = Literal["forward", "reversed"]
 
@@ -55,8 +57,10 @@ class Loop:
 
 
 def start(world: World, job: TrainJob) -> Generator[Exchange, Message, Finished | Failure]:
+    """The client gets copies, as it would over a wire: a run that writes into what it received changes nobody else."""
     site = world.site(job.client, job.round, job.public, job.attempt)
-    return drive(world.method(job.round.phase), job.row, job.down, site, world.metric if job.evaluate else None)
+    row, down = clone_groups(job.row), replace(job.down, groups=clone_groups(job.down.groups))
+    return drive(world.method(job.round.phase), row, down, site, world.metric if job.evaluate else None)
 
 
 def advance(

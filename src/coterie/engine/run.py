@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,6 +55,12 @@ class Finish:
     summary: dict[str, Any]
     state: ServerState
     clients: Mapping[ClientId, Any]
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl that hold scores, in the order of the rounds."""
+        lines = (json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines())
+        return [line for line in lines if "split" in line]
 
 
 class RunError(RuntimeError):

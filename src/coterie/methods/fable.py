@@ -67,11 +67,18 @@ def decode(private: Tensors, z: torch.Tensor, embedded: Tensors) -> torch.Tensor
     return F.linear(r, private["decoder.weight"], private["decoder.bias"])  # (2)
 
 
-def fable_loss(params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Loss:
-    columns = batch["local"]
-    z, after = net.encode(params["shared"], buffers.get("buffers", {}), columns, train=True)
-    value, metrics = net.loss(decode(params["private"], z, refs["embedded"]), columns)
-    return Loss(value, {"buffers": after} if buffers else {}, metrics)
+@dataclass(frozen=True)
+class FableLoss:
+    """The task's loss of the decoded coordinates."""
+
+    running_statistics: bool = False
+
+    def __call__(self, params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Loss:
+        columns = batch["local"]
+        net = net.with_running_statistics() if self.running_statistics else net
+        z, after = net.encode(params["shared"], buffers.get("buffers", {}), columns, train=True)
+        value, metrics = net.loss(decode(params["private"], z, refs["embedded"]), columns)
+        return Loss(value, {"buffers": after} if buffers else {}, metrics)
 
 
 def fable_outputs(params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Tensors:
@@ -128,7 +135,8 @@ class Fable(FedAvg):
     def train(self, mine: Groups, down: Message, site: Site) -> Generator[Any, Any, Trained]:
         embedded = yield from self.embedded(mine, down, site)
         ask = self.ask(mine, down, site)
-        return (yield from replace(ask, loss=fable_loss, refs={**ask.refs, "embedded": embedded}))
+        loss = FableLoss(running_statistics=self.buffers == "server")
+        return (yield from replace(ask, loss=loss, refs={**ask.refs, "embedded": embedded}))
 
     def embedded(self, mine: Groups, down: Message, site: Site) -> Generator[Any, Any, Tensors]:
         """Anchor embeddings under the received encoder, padded with zero rows to m, and which rows are real."""

@@ -126,6 +126,7 @@ class FedAvg(Method):
         return tuple(name for name in net.params if name not in private)
 
     def slots(self, hub: Hub) -> Mapping[str, Slot]:
+        refuse_nothing_private(self, hub.net)
         slots = {"shared": Slot.like(pick(hub.net.params, self.shared_names(hub.net)))}
         if self.buffers == "average" and hub.net.buffers:
             slots["buffers"] = Slot.like(hub.net.buffers, guard="public")
@@ -196,6 +197,16 @@ class FedAvg(Method):
         if mine.get("private"):
             params["private"] = mine["private"]
         return predictor(params, self.buffers_of(mine, down))
+
+
+def refuse_nothing_private(method: FedAvg, net: Net) -> None:
+    """A method that keeps nothing back would be FedAvg under another name."""
+    if method.private is not no_names and not method.private(net):
+        found = getattr(method.private, "__name__", repr(method.private))
+        raise ValueError(
+            f"{type(method).__name__} keeps the {found} of a net on the client, but this net has none, so it would be FedAvg. "
+            "Use a net with such layers (resnet8 has batch norms and a head), or FedAvg."
+        )
 
 
 def predictor(params: Groups, buffers: Tensors) -> Predictor:

@@ -14,8 +14,10 @@ S -> public content "pool"; fraction of shared images -> `fraction`; label rando
 We differ: clip and noise run on the client (the code adds them at the server), so nothing un-noised leaves it; the
 relevance is that of the global model after the warm-up, which comes down once more in the sharing round, and training
 goes on from there (the code attributes with local models and starts afresh); exactly ceil((1 - s/100) HW) pixels are
-kept; clients count by examples, not by batches. What the noise guarantees, and that it is little at sigma = 0.15, is
-said in `coterie.privacy.metric_privacy`, not here.
+kept; clients count by examples, not by batches. `statistics="local"` is ours: the pool stays out of the running
+batch-norm statistics, with which whole images are then classified; the authors' "both" mixes two very different
+distributions into them. What the noise guarantees, and that this is little at sigma = 0.15, is said in
+`coterie.privacy.metric_privacy`, not here.
 
 The noise protects people, so it comes from the operating system, entry by entry: the removed pixels of x~ are noise and
 nothing else, and from those of an ordinary generator all its other numbers could be computed. A sharing round that is
@@ -34,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coterie.attribution import Layers, MaskKind, gradient, keep_mask, lrp, num_kept, pixel_weights
+from coterie.attribution import Layers, MaskKind, check_lrp, gradient, keep_mask, lrp, num_kept, pixel_weights
 from coterie.message import Message, Slot
 from coterie.method import (
     SGD,
@@ -48,12 +50,14 @@ from coterie.method import (
     Net,
     Phase,
     Plan,
+    Predictor,
     Site,
     Train,
     Wrapper,
+    as_run,
     editing,
 )
-from coterie.methods.fedavg import FedAvg, Training
+from coterie.methods.fedavg import Buffers, FedAvg, Training
 from coterie.models.nets import GlobalPool, Sum
 from coterie.models.norm import BatchNorm
 from coterie.randomness import Draw, Key, draw
@@ -61,6 +65,7 @@ from coterie.states import ServerState
 from coterie.tensors import Groups, Tensors, merge
 
 Relevance = Literal["lrp", "gradient", "random"]
+Statistics = Literal["both", "local"]
 
 POOL = "pool"
 _ROWS = 512  # images that get their noise at once: float64 temporaries of a whole client would be large
@@ -76,7 +81,6 @@ class Share(Wrapper):
     """
 
     inner: FedAvg = FedAvg()
-    image: tuple[int, int, int]  # channels, height, width
     relevance: Relevance = "lrp"  # "random" looks at no image: the control
     signed: bool = False  # of "gradient": sums over channels instead of sums of magnitudes
     s: float = 80.0
@@ -86,10 +90,11 @@ class Share(Wrapper):
     noise_on: Literal["all", "kept"] = "all"  # "kept" is Eq. (3): it shows the mask, so it protects nothing
     label_eps: float | None = None  # k-ary randomised response; None sends labels as they are
     fraction: float = 1.0
+    image: tuple[int, int, int] | None = None  # channels, height, width: other sizes are refused; None lets every size in
     audit_seed: int | None = None
 
     def __post_init__(self) -> None:
-        num_kept(self.image[1] * self.image[2], self.s)
+        num_kept(1, self.s)
         for name, value, allowed in (
             ("relevance", self.relevance, ("lrp", "gradient", "random")),
             ("mask", self.mask, ("soft", "binary")),
@@ -105,16 +110,19 @@ class Share(Wrapper):
             raise ValueError(f"label_eps must be at least 0, found {self.label_eps}. Use for example 4, or leave it out.")
 
     def slots(self, hub: Hub) -> Mapping[str, Slot]:
-        spec = {"x": ((-1, *self.image), dtype_of(hub.net)), "y": ((-1,), torch.int64)}
+        if self.relevance == "lrp":
+            check_lrp(hub.net.bind(hub.net.params, hub.net.buffers))
+        spec = {"x": ((-1, *(self.image or (-1, -1, -1))), dtype_of(hub.net)), "y": ((-1,), torch.int64)}
         return {"shared_examples": Slot(spec, kind="change", reduce="each", guard="examples")}
 
-    def client(self, mine: Groups, down: Message, site: Site) -> tuple[Groups, Message]:
+    def client(self, mine: Groups, down: Message, site: Site) -> ClientRun:
+        deployed = yield from as_run(self.inner.personal(mine, down, site))
         columns = self.chosen(site)
         x, y = columns["x"], columns["y"]
-        found = tuple(x.shape[1:])
-        if found != self.image:
-            raise ValueError(f"Share was built for images {self.image}, found {found}. Give image=(channels, height, width).")
-        maps = self.maps(mine, down, site, x, y)
+        if x.dim() != 4 or self.image not in (None, tuple(x.shape[1:])):
+            wanted = self.image or "(channels, height, width)"
+            raise ValueError(f"Share was built for images of shape {wanted}, found {tuple(x.shape[1:])}. Give image as it is.")
+        maps = self.maps(deployed, site, x, y)
         shared = self.noised(self.clipped(x, maps), maps, site)
         if self.label_eps is not None:
             y = randomised(y, self.label_eps, site.net.num_outputs, self._draw("uniform", y.shape, site))
@@ -126,12 +134,12 @@ class Share(Wrapper):
         order = torch.from_numpy(site.key.fold("chosen").numpy().permutation(len(site.data.train)))
         return site.data.train.rows(order[:count].sort().values)
 
-    def maps(self, mine: Groups, down: Message, site: Site, x: Tensor, y: Tensor) -> Tensor:
-        """R(x) [N, H, W] of the model that came down."""
+    def maps(self, deployed: Predictor, site: Site, x: Tensor, y: Tensor) -> Tensor:
+        """R(x) [N, H, W] of the model that the client would use now, with what just came down."""
         if self.relevance == "random":
             scores: np.ndarray = site.key.fold("random mask").numpy().random((len(x), *x.shape[2:]))
             return torch.as_tensor(scores, dtype=x.dtype, device=x.device)
-        module = self._module(mine, down, site)
+        module = module_of(deployed, site.net)
         if self.relevance == "lrp":
             return lrp(module, x, y, LAYERS)
         return gradient(module, x, y, signed=self.signed)
@@ -160,10 +168,6 @@ class Share(Wrapper):
             raise ValueError("The sharing round returned no examples, so there is no pool to train with. Use a larger cohort.")
         return state.publishing(POOL, {name: torch.cat([part[name] for part in sets]) for name in ("x", "y")})
 
-    def _module(self, mine: Groups, down: Message, site: Site) -> nn.Module:
-        deployed = self.inner.personal(mine, down, site)
-        return site.net.bind(merge(*deployed.params.values()), deployed.buffers.get("buffers", {}))
-
     def _draw(self, kind: Literal["normal", "uniform"], shape: torch.Size, site: Site, step: int = 0) -> Tensor:
         if self.audit_seed is not None:
             key = Key(self.audit_seed, ("share", kind, site.client))
@@ -186,11 +190,19 @@ def randomised(labels: Tensor, eps: float, num_classes: int, uniform: Tensor) ->
     return torch.where(uniform < keep, labels, other + (other >= labels).long())
 
 
+def module_of(deployed: Predictor, net: Net) -> nn.Module:
+    """The net itself with the deployed values, for hooks."""
+    params = merge(*deployed.params.values())
+    if params.keys() != net.params.keys():
+        raise ValueError(
+            f"Relevance needs a model that is the whole net, found {len(params)} parameters of {len(net.params)}. "
+            "Share after FedAvg or a method that keeps some of the net private, or use relevance='random'."
+        )
+    return net.bind(params, deployed.buffers.get("buffers", {}))
+
+
 def dtype_of(net: Net) -> torch.dtype:
     return next(iter(net.params.values())).dtype
-
-
-Statistics = Literal["both", "local"]
 
 
 @dataclass(frozen=True)
@@ -238,23 +250,28 @@ class WithPool(Wrapper):
         return (yield from editing(self.inner.client(mine, down, site), with_pool, moves="shared"))
 
 
-PAPER = SGD(lr=0.01, momentum=0.9, weight_decay=1e-4)
+PAPER = Training(optim=SGD(lr=0.01, momentum=0.9, weight_decay=1e-4), epochs=5, batch_size=64)
 
 
 def fedxds(
-    *,
-    rounds: int,
-    share: Share,
-    warmup_rounds: int = 10,
-    training: Training = Training(optim=PAPER, epochs=5, batch_size=64),
-    warmup_training: Training | None = Training(optim=PAPER, epochs=10, batch_size=64),
-    statistics: Statistics = "both",
-    cohort: Cohort = Everyone(),
-) -> Plan:
-    """Warm-up with everybody, one sharing round with everybody, then training with the pool."""
-    warmup = replace(share.inner, training=warmup_training or training)
+    *, rounds: int, training: Training = PAPER, buffers: Buffers = "average", cohort: Cohort = Everyone(),
+    warmup_rounds: int = 10, warmup_epochs: int | None = None, relevance: Relevance = "lrp", signed: bool = False,
+    s: float = 80.0, mask: MaskKind = "soft", clip: float = 10.0, sigma: float = 0.15, label_eps: float | None = None,
+    fraction: float = 1.0, image: tuple[int, int, int] | None = None, statistics: Statistics = "both",
+    audit_seed: int | None = None,
+) -> Plan:  # fmt: skip
+    """Pixels that the network decided by are shared once, clipped and noised, and everybody trains on them too.
+
+    Warm-up and sharing are with everybody. `warmup_epochs` None is as in training (the authors' code: 10).
+    """
+    inner = FedAvg(training=training, buffers=buffers)
+    first = training if warmup_epochs is None else replace(training, epochs=warmup_epochs, steps=None)
+    share = Share(
+        inner=inner, relevance=relevance, signed=signed, s=s, mask=mask, clip=clip, sigma=sigma, label_eps=label_eps,
+        fraction=fraction, image=image, audit_seed=audit_seed,
+    )  # fmt: skip
     return (
-        *((Phase("warmup", warmup_rounds, warmup, Everyone()),) if warmup_rounds else ()),
+        *((Phase("warmup", warmup_rounds, replace(inner, training=first), Everyone()),) if warmup_rounds else ()),
         Phase("share", 1, share, Everyone()),
-        Phase("train", rounds, WithPool(replace(share.inner, training=training), statistics), cohort),
+        Phase("train", rounds, WithPool(inner, statistics), cohort),
     )

@@ -53,6 +53,7 @@ class Net:
         self._norms = {name: part for name, part in module.named_modules() if isinstance(part, BatchNorm)}
         skeleton = copy.deepcopy(module).to("meta")
         self._modes = {True: copy.deepcopy(skeleton).train(), False: skeleton.eval()}
+        self._selective: nn.Module | None = None  # the training module whose norms look at their flags, once one is needed
 
     @property
     def head_names(self) -> tuple[str, ...]:
@@ -149,7 +150,7 @@ class Net:
         grown = nn.ModuleDict(modules)
         other = copy.copy(self)
         other.params = {**self.params, **clone(dict(grown.named_parameters()))}
-        other._modes = {}
+        other._modes, other._selective = {}, None
         for mode, module in self._modes.items():
             module = copy.deepcopy(module)
             for name, part in modules.items():
@@ -169,15 +170,20 @@ class Net:
     def _with_live(self, live: Tensors) -> Net:
         if not live:
             return self
+        selective = self._selective_module()
         other = copy.copy(self)
         device = next(iter(self.params.values())).device
         other._constants = {**self._constants, **{name: flag.to(device) for name, flag in live.items()}}
-        train = copy.deepcopy(self._modes[True])
-        for part in train.modules():
-            if isinstance(part, BatchNorm):
-                part.selective = True
-        other._modes = {True: train, False: self._modes[False]}
+        other._modes = {True: selective, False: self._modes[False]}
         return other
+
+    def _selective_module(self) -> nn.Module:
+        if self._selective is None:
+            self._selective = copy.deepcopy(self._modes[True])
+            for part in self._selective.modules():
+                if isinstance(part, BatchNorm):
+                    part.selective = True
+        return self._selective
 
     def _call(
         self, module: nn.Module, prefix: str, params: Tensors, buffers: Tensors, inputs: tuple[Tensor, ...]

@@ -23,6 +23,9 @@ from coterie.randomness import Key
 from coterie.report.progress import Progress
 
 
+_RECIPE = "recipe.json"
+
+
 @dataclass
 class Session:
     """One call of a recipe: where it writes, how it runs, and what it has finished."""
@@ -47,14 +50,14 @@ class Session:
                 out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ValueError(f"Can't write to '{out}' ({error.strerror}). Choose another --out.") from None
-            write_json(out / "recipe.json", {"recipe": recipe, "values": dict(values), "settings": asdict(settings)})
+            write_json(out / _RECIPE, {"recipe": recipe, "values": dict(values), "settings": asdict(settings)})
         return cls(recipe, values, settings, out, resume)
 
     def run(
         self, plan: Plan, population: Population, *, net: Net, metric: Metric, method: str, name: str = "",
-        guards: Guards = Guards(), settings: Settings | None = None,
+        guards: Guards = Guards(), settings: Settings | None = None, listed: bool = True,
     ) -> Finish:  # fmt: skip
-        """Run one plan, in the session's folder or in the part of it called `name`."""
+        """Run one plan, in the session's folder or in the part of it called `name`; an unlisted one is no result."""
         settings = settings or self.settings
         path = self.out / name if name else self.out
         about = {"recipe": self.recipe, "method": method, "values": dict(self.values)}
@@ -64,8 +67,15 @@ class Session:
                 plan, population, net=net, metric=metric, out=path, guards=guards, settings=settings,
                 watcher=progress, about=about, resume=self.resume or not name,
             )  # fmt: skip
-        self.finished[name or method] = finish
+        if listed:
+            self.finished[name or method] = finish
         return finish
+
+    def abandon(self) -> None:
+        """Give the folder back when nothing ran in it, so that the mended call may use it."""
+        if not self.resume and sorted(path.name for path in self.out.iterdir()) == [_RECIPE]:
+            (self.out / _RECIPE).unlink()
+            self.out.rmdir()
 
     def close(self) -> None:
         """Name the runs that belong together."""
@@ -96,7 +106,7 @@ def read_values(folder: Path) -> dict[str, Any]:
     """What ran in this folder, for --resume."""
     if not folder.is_dir():
         raise ValueError(f"There is no folder '{folder}' to resume. Give the --out of a run that was stopped.")
-    path = folder / "recipe.json"
+    path = folder / _RECIPE
     if not path.exists():
         raise ValueError(f"'{folder}' is no run folder: it has no recipe.json. Give the --out of a run that was stopped.")
     content: dict[str, Any] = json.loads(path.read_text())

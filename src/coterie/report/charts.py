@@ -112,6 +112,7 @@ def client_dots(
         x, y, width, height + bottom - 40, left=room_for((y.show(t) for t in y.ticks(5)), 30), right=right, bottom=bottom
     )
     body = [frame.grid(x_ticks=False)]
+    column = frame.px(1) - frame.px(0)
     radius = 4.5 if len(names) <= 60 else 3.0 if len(names) <= 120 else 2.2
     for position, client in enumerate(order):
         at = frame.px(position)
@@ -122,8 +123,11 @@ def client_dots(
         hint = ", ".join(f"{dots.name} {y.show(value)}" for dots, value in known)
         body.append(f"<g><title>{html.escape(names[client])}: {html.escape(hint)}</title>")
         body.append(f'<line class="join" x1="{at:.1f}" x2="{at:.1f}" y1="{min(heights):.1f}" y2="{max(heights):.1f}"/>')
-        for (dots, _), height_of in reversed(list(zip(known, heights, strict=True))):
-            body.append(f'<circle class="dot {series_class(dots.colour)}" cx="{at:.1f}" cy="{height_of:.1f}" r="{radius}"/>')
+        for number, ((dots, _), height_of) in enumerate(zip(known, heights, strict=True)):
+            aside = (number - (len(known) - 1) / 2) * min(6.0, 0.22 * column)  # equal values must not hide each other
+            body.append(
+                f'<circle class="dot {series_class(dots.colour)}" cx="{at + aside:.1f}" cy="{height_of:.1f}" r="{radius}"/>'
+            )
         body.append("</g>")
         if len(names) <= MOST_NAMES:
             body.append(_client_name(at, frame.height - bottom + 16, names[client], rotated))

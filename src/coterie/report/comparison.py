@@ -99,10 +99,10 @@ class Comparison:
         table = terminal_table(title)
         legend = "best: at the round chosen on validation; worst: worst 10 % of clients; MB: up and down, all clients."
         table.caption = "\n".join([self.method_text(), legend, *self.notes])
-        table.add_column("method", no_wrap=True)
+        table.add_column("method", overflow="fold")
         for name in ["seeds", "last", "best", "worst", "MB"]:
             table.add_column(name, justify="right")
-        table.add_column(f"vs {self.baseline}", justify="right", no_wrap=True)
+        table.add_column(f"vs {self.baseline if len(self.baseline) <= 16 else 'baseline'}", justify="right", no_wrap=True)
         table.add_column("p", justify="right", no_wrap=True)
         for number, row in enumerate(self.rows):
             table.add_row(*self._cells(row), style="bold" if number == 0 else "")

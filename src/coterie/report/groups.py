@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coterie.metrics.statistics import mean_and_deviation
-from coterie.report.records import Json, record, records, text
+from coterie.report.records import Json, knob_words, leaves, record, records, text
 from coterie.report.run import Result, Run
 
 # Values that do not make another method: which repetition it is, and how and where it was computed.
-NOT_CONDITIONS = frozenset({"seed", "seeds", "methods", "out", "resume", "backend", "workers", "devices", "threads", "quiet"})
+NOT_CONDITIONS = frozenset({"seed", "seeds", "methods", "knobs", "out", "resume", "backend", "workers", "devices", "threads", "quiet"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +107,9 @@ def _values(run: Run) -> dict[str, Json]:
 
 def _settings(run: Run) -> dict[str, str]:
     """Everything that may tell two runs of the same method apart."""
-    found = {name: text({"value": value}, "value", "none") for name, value in _values(run).items()}
+    found = {name: knob_words(value) for name, value in _values(run).items()}
     for phase in records(run.info, "methods"):
-        for name, value in record(phase, "knobs").items():
-            found.setdefault(name, text({"value": value}, "value", "none"))
+        found = {**leaves(dict(record(phase, "knobs")), ""), **found}
     return {**found, "recipe": run.recipe}
 
 
@@ -118,7 +117,7 @@ def _difference(run: Run, others: Sequence[Run]) -> str:
     """The settings in which a run differs from its namesakes, at most three; its folder where none does."""
     own = _settings(run)
     differing = [name for name in own if len({_settings(other).get(name) for other in others}) > 1]
-    return ", ".join(f"{name}={own[name]}" for name in differing[:3]) or str(run.path)
+    return ", ".join(f"{name}={own[name]}" for name in differing[:3] if name != "is") or run.path.name
 
 
 def _conditions(groups: Sequence[Group]) -> list[str]:

@@ -15,7 +15,7 @@ from coterie.report.plot import Axis
 from coterie.report.records import record, text
 from coterie.report.run import MODELS, Run
 from coterie.report.sections import cumulative_bytes, data_section, metric_axis
-from coterie.report.single import events_table, knob_list, machine_words, privacy_words
+from coterie.report.single import clients_words, events_table, knob_list, machine_words, privacy_words
 from coterie.report.wording import count, duration, megabytes, metric_name, reader, show, show_spread, unit
 
 LOG_RATIO = 20  # methods whose bytes differ by more are drawn on a logarithmic axis
@@ -43,17 +43,24 @@ def _head(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     shared = conditions(runs[0])
     seeds = sorted({run.seed for run in runs})
     seed_words = f"seed {seeds[0]}" if len(seeds) == 1 else f"{count(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
-    facts = [f"{shared['clients']} clients", shared["partition"], f"{shared['rounds']} rounds", seed_words]
+    facts = [clients_words(runs[0]), f"{shared['rounds']} rounds", seed_words]
     open_runs = [run for run in runs if not run.finished]
     going = f'<div class="badge">{count(len(open_runs), "run")} not finished</div>' if open_runs else ""
     parts = [
         markup.paragraph(f"coterie · {runs[0].recipe}", "eyebrow"),
         f"<h1>{count(len(groups), 'method')} on {markup.escape(shared['data'])}</h1>",
         markup.paragraph(", ".join(facts), "lead"),
-        markup.paragraph(machine_words(runs[0]), "note"),
+        markup.paragraph(machine_words(runs[0], _buffers(groups)), "note"),
         going,
     ]
     return "".join(parts)
+
+
+def _buffers(groups: Sequence[Group]) -> str:
+    """One word where all methods treat batch-norm statistics alike, one per method otherwise."""
+    choices = {group.label: text(group.runs[0].info, "buffers", "none") for group in groups}
+    words = set(choices.values())
+    return words.pop() if len(words) == 1 else "; ".join(f"{choice} ({label})" for label, choice in choices.items())
 
 
 def _table(path: Path, groups: Sequence[Group], models: Sequence[str]) -> str:
@@ -74,16 +81,9 @@ def _table(path: Path, groups: Sequence[Group], models: Sequence[str]) -> str:
         ]
         cells.append(markup.Cell(markup=", ".join(links), word=True))
         rows.append(cells)
-    head = [
-        "method",
-        *models,
-        f"worst 10 % ({judged})",
-        f"best on validation ({judged})",
-        "MB up",
-        "MB down",
-        "time",
-        "own report",
-    ]
+    judged_head = [f"{judged}, worst 10 %", f"{judged}, best on validation"]
+    links_head = "own report" if len(groups[0].runs) == 1 else "report of seed"
+    head = ["method", *models, *judged_head, "MB up", "MB down", "time", links_head]
     seeds = max(len(group.runs) for group in groups)
     spread = "mean ± std over seeds" if seeds > 1 else "mean ± std over clients"
     note = f"{metric_name(main)} on the clients' test parts at the last round, {spread}; clients count once. MB: 10⁶ bytes."

@@ -30,9 +30,10 @@ def read_run(folder: Path | str) -> Run:
         if count:
             events.append(Event("warning", f"{count} unreadable line(s) of {name} are left out here."))
     directions = _directions(info)
+    main = text(record(info, "metrics"), "main", "accuracy")
     points = [_point(line) for line in lines if "event" not in line]
     population = [_sizes(client) for client in records(record(info, "population"), "clients")]
-    results = _summary_results(summary) if summary is not None else _results(points, rows, directions)
+    results = _summary_results(summary) if summary is not None else _results(points, rows, main, directions)
     return Run(
         path=path,
         info=info,
@@ -45,7 +46,7 @@ def read_run(folder: Path | str) -> Run:
         population=population,
         results=results,
         directions=directions,
-        main=text(record(info, "metrics"), "main", "accuracy"),
+        main=main,
     )
 
 
@@ -192,31 +193,37 @@ def _result(entry: Record) -> Result:
     )
 
 
-def _results(points: list[Point], rows: list[ClientResult], directions: dict[str, Direction]) -> dict[str, dict[str, Result]]:
+def _results(
+    points: list[Point], rows: list[ClientResult], main: str, directions: dict[str, Direction]
+) -> dict[str, dict[str, Result]]:
     """What summary.json will say, from the log of a run that has none yet."""
     results: dict[str, dict[str, Result]] = {}
     for model in dict.fromkeys(point.model for point in points if point.split == "test"):
         test = {point.round: point for point in points if (point.model, point.split) == (model, "test")}
-        validation = {point.round: point for point in points if (point.model, point.split) == (model, "validation")}
         last = test[max(test)]
+        chosen = _chosen_round(points, model, main, directions.get(main, "max"))
+        at_best = test[chosen].values if chosen in test else {}
+        at_last = [row for row in rows if (row.round, row.model, row.split) == (last.round, model, "test")]
         results[model] = {}
         for metric, value in last.values.items():
-            direction = directions.get(metric)
-            best_round = None
-            for round in sorted(test.keys() & validation.keys()) if direction else []:
-                candidate = validation[round].values.get(metric, math.nan)
-                if best_round is None or better(
-                    candidate, validation[best_round].values.get(metric, math.nan), direction or "max"
-                ):
-                    best_round = round
-            at_last = [row for row in rows if (row.round, row.model, row.split) == (last.round, model, "test")]
-            spread = over_clients([row.values.get(metric, math.nan) for row in at_last], direction)
+            spread = over_clients([row.values.get(metric, math.nan) for row in at_last], directions.get(metric))
             results[model][metric] = Result(
                 last=value,
-                best=test[best_round].values.get(metric, math.nan) if best_round is not None else math.nan,
-                best_round=best_round,
+                best=at_best.get(metric, math.nan),
+                best_round=chosen,
                 mean=value,
                 std=last.std.get(metric, spread.std),
                 worst10=last.worst10.get(metric, spread.worst10),
             )
     return results
+
+
+def _chosen_round(points: list[Point], model: str, main: str, direction: Direction) -> int | None:
+    """The round whose main metric is best on validation data; the earliest of equals."""
+    best: Point | None = None
+    for point in points:
+        if (point.model, point.split) != (model, "validation") or main not in point.values:
+            continue
+        if best is None or better(point.values[main], best.values[main], direction):
+            best = point
+    return None if best is None else best.round

@@ -85,3 +85,22 @@ def numbers(parent: Record, key: str) -> dict[str, float]:
     return {
         name: float(value) for name, value in inner.items() if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def knob_words(value: Json) -> str:
+    """A knob as one would write it: SGD(lr=0.1, momentum=0.9)."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    if isinstance(value, dict):
+        inside = ", ".join(f"{name}={knob_words(item)}" for name, item in value.items() if name != "is")
+        return f"{value.get('is', '')}({inside})"
+    if isinstance(value, list):
+        return f"[{', '.join(knob_words(item) for item in value)}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def leaves(knobs: Json, name: str) -> dict[str, str]:
+    """Every single setting inside a knob by its own name: lr and momentum, not training."""
+    if isinstance(knobs, dict):
+        return {leaf: words for inner, value in knobs.items() for leaf, words in leaves(value, inner).items()}
+    return {name: knob_words(knobs)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.metrics import Direction
-from coterie.report.records import Record, number, record, text, whole
+from coterie.report.records import Record, number, record, records, text, whole
 
 MODELS = ("personal", "global", "local")
 
@@ -123,7 +123,8 @@ class Run:
 
     @property
     def method(self) -> str:
-        return text(self.info, "method", "unknown")
+        phases = dict.fromkeys(text(phase, "name") for phase in records(self.info, "methods"))
+        return text(self.info, "method") or ", ".join(phases) or "unknown"
 
     @property
     def recipe(self) -> str:

@@ -6,7 +6,7 @@ import math
 
 from coterie.report import markup
 from coterie.report.media import media_section
-from coterie.report.records import Json, Record, record, records, text, whole
+from coterie.report.records import Record, knob_words, record, records, text, whole
 from coterie.report.run import MODELS, Event, Run
 from coterie.report.sections import clients_section, cost_section, curves_section, data_section
 from coterie.report.wording import count, duration, megabytes, metric_name, show, show_spread
@@ -37,21 +37,26 @@ def run_page(run: Run, *, above: str = "") -> str:
 
 
 def _head(run: Run, above: str) -> str:
-    population = record(run.info, "population")
-    facts = [count(run.num_clients, "client"), text(population, "partition"), count(run.rounds, "round"), f"seed {run.seed}"]
+    facts = [clients_words(run), count(run.rounds, "round"), f"seed {run.seed}"]
     going = "" if run.finished else f'<div class="badge">Not finished: round {run.rounds_done} of {run.rounds}</div>'
     parts = [
         f'<p class="eyebrow">{markup.link(above, "All methods of this recipe")}</p>' if above else "",
         markup.paragraph(f"coterie · {run.recipe}", "eyebrow"),
         f"<h1>{markup.escape(run.method)} on {markup.escape(_data_name(run))}</h1>",
-        markup.paragraph(", ".join(fact for fact in facts if fact), "lead"),
-        markup.paragraph(machine_words(run), "note"),
+        markup.paragraph(", ".join(facts), "lead"),
+        markup.paragraph(machine_words(run, text(run.info, "buffers", "none")), "note"),
         going,
     ]
     return "".join(parts)
 
 
-def machine_words(run: Run) -> str:
+def clients_words(run: Run) -> str:
+    """How many clients and how the data came to them; a partition that says the number itself is enough."""
+    partition, clients = text(record(run.info, "population"), "partition"), count(run.num_clients, "client")
+    return partition if clients in partition else ", ".join(filter(None, [clients, partition]))
+
+
+def machine_words(run: Run, buffers: str) -> str:
     """Backend and why, device, precision, buffers, commit: what decides whether numbers can be repeated."""
     info = run.info
     reason = text(info, "backend_reason")
@@ -60,7 +65,7 @@ def machine_words(run: Run) -> str:
     parts = [
         f"{backend} on {text(info, 'device', 'an unknown device')}",
         f"precision {text(info, 'precision', 'unknown')}",
-        f"buffers: {text(info, 'buffers', 'none')}",
+        f"buffers {buffers}",
         f"commit {commit[:12]}" if commit else "no commit recorded",
     ]
     return ", ".join(parts) + "."
@@ -75,10 +80,8 @@ def _tiles(run: Run) -> str:
     for model in run.models():
         result = run.results.get(model, {}).get(run.main)
         if result is not None:
-            remark = f"worst 10 % of clients {show(result.worst10, run.main)}"
-            entries.append(
-                (show(result.last, run.main), f"{model} {metric_name(run.main, inside=True)}", remark, colour_of(model))
-            )
+            name, remark = f"{model} {metric_name(run.main, inside=True)}", f"worst 10 %: {show(result.worst10, run.main)}"
+            entries.append((show(result.last, run.main), name, remark, colour_of(model)))
     per_client = f"{megabytes(run.bytes('up') / max(1, run.num_clients))} MB per client"
     entries.append((f"{megabytes(run.bytes('up'))} MB", "sent up", per_client, None))
     entries.append((f"{megabytes(run.bytes('down'))} MB", "sent down", f"{count(run.rounds_done, 'round')}", None))
@@ -193,15 +196,3 @@ def _setup(run: Run) -> str:
 
 def knob_list(knobs: Record) -> str:
     return markup.pairs((name, knob_words(value)) for name, value in knobs.items() if name != "is")
-
-
-def knob_words(value: Json) -> str:
-    """A knob as one would write it: SGD(lr=0.1, momentum=0.9)."""
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "none"}[value]
-    if isinstance(value, dict):
-        inside = ", ".join(f"{name}={knob_words(item)}" for name, item in value.items() if name != "is")
-        return f"{value.get('is', '')}({inside})"
-    if isinstance(value, list):
-        return f"[{', '.join(knob_words(item) for item in value)}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)

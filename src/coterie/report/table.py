@@ -11,7 +11,7 @@ from coterie.report.comparison import terminal_table
 from coterie.report.groups import Group, best_group, group_runs, mean
 from coterie.report.read import read_runs
 from coterie.report.run import MODELS, Run
-from coterie.report.wording import NOTHING, bare, bare_spread, count, duration, megabytes, metric_name, show, show_spread, unit
+from coterie.report.wording import NOTHING, bare, bare_spread, count, duration, megabytes, metric_name, unit
 
 
 def final_table(folder: Path | str) -> Table | None:
@@ -28,7 +28,7 @@ def _of_many(groups: Sequence[Group], notes: Sequence[str]) -> Table:
     models = [model for model in MODELS if any(group.results(model) for group in groups)]
     judged = models[0]
     table = terminal_table(f"{metric_name(main)}{unit(main)} on the clients' test parts, last round")
-    table.add_column("method", no_wrap=True)
+    table.add_column("method", overflow="fold")
     for name in [*models, "worst", "MB up", "MB down", "time"]:
         table.add_column(name, justify="right")
     best = best_group(groups, judged)
@@ -51,16 +51,16 @@ def _of_one(run: Run) -> Table:
     )
     table.add_column("model", no_wrap=True)
     for metric in metrics:
-        table.add_column(metric_name(metric, inside=True), justify="right")
-    main = metric_name(run.main, inside=True)
-    for name in ("worst 10 %", "best on validation"):
-        table.add_column(f"{main}, {name}", justify="right")
+        table.add_column(metric_name(metric, inside=True) + unit(metric).removeprefix(" in"), justify="right")
+    for name in ("worst", "best"):
+        table.add_column(name, justify="right")
     for model in run.models():
         found = run.results.get(model, {})
-        cells = [show_spread(found[m].last, found[m].std, m) if m in found else NOTHING for m in metrics]
+        cells = [bare_spread(found[m].last, found[m].std, m) if m in found else NOTHING for m in metrics]
         result = found.get(run.main)
-        ends = [show(result.worst10, run.main), show(result.best, run.main)] if result else [NOTHING, NOTHING]
+        ends = [bare(result.worst10, run.main), bare(result.best, run.main)] if result else [NOTHING, NOTHING]
         table.add_row(model, *cells, *ends)
     traffic = f"{megabytes(run.bytes('up'))} MB up, {megabytes(run.bytes('down'))} MB down"
-    table.caption = f"{traffic}, {count(run.rounds_done, 'round')} in {duration(run.seconds)}."
+    legend = f"worst 10 % of clients and best round on validation: {metric_name(run.main, inside=True)}."
+    table.caption = f"{legend}\n{traffic}, {count(run.rounds_done, 'round')} in {duration(run.seconds)}."
     return table
