@@ -7,6 +7,7 @@ Every test file tests/methods/test_<file>.py names it: CASES = {"fedavg": Case(.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import toy
 import torch
-from torch import nn
+import toy
+from torch import Tensor, nn
 
 from coterie import methods
 from coterie.data.examples import Population
@@ -47,10 +48,21 @@ class Rota:
 ROTA = Rota(((0, 1), (1, 2, 3), (0, 3)))
 
 
+def weights_of(net: Net) -> dict[str, Tensor]:
+    """The net's first weights, for an oracle."""
+    return {name: value.double() for name, value in net.params.items()}
+
+
+def clients_of(population: Population) -> list[tuple[Tensor, Tensor]]:
+    """Every client's training data, for an oracle."""
+    rows = [parts.train.all_rows() for parts in population.parts]
+    return [(columns["x"].double(), columns["y"]) for columns in rows]
+
+
 def norm_net() -> Net:
     """The toy net with a batch norm in its encoder."""
     torch.manual_seed(1)
-    layer = nn.Sequential(nn.Linear(toy.FEATURES, 5), nn.BatchNorm1d(5), nn.ReLU())
+    layer = nn.Sequential(nn.Linear(toy.FEATURES, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU())
     return Net(EncoderHead(nn.Sequential(OrderedDict(layer1=layer)), nn.Linear(5, toy.CLASSES), 5), CrossEntropy())
 
 
@@ -71,28 +83,22 @@ class Toy:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a formula of spec/wire.md may use. b: bytes per float; P, P_e, P_bn, B as there."""
+    """What a formula of spec/wire.md may use: b bytes per float, and counts of floats by their letters there."""
 
-    net: Net
-    cohorts: Sequence[tuple[int, ...]]  # who took part, round by round
     finish: Finish
+    cohorts: Sequence[tuple[int, ...]]  # who took part, round by round
+    P: int  # all parameters
+    P_e: int  # of the encoder
+    P_bn: int  # scales and shifts of batch norms
+    B: int  # running means and variances
     b: int = 4
 
-    @property
-    def P(self) -> int:
-        return sum(value.numel() for value in self.net.params.values())
-
-    @property
-    def P_e(self) -> int:
-        return self.P - sum(value.numel() for name, value in self.net.params.items() if name.startswith("head."))
-
-    @property
-    def P_bn(self) -> int:
-        return self.B  # as many scales and shifts as running means and variances
-
-    @property
-    def B(self) -> int:
-        return sum(value.numel() for value in self.net.buffers.values())
+    @classmethod
+    def of(cls, net: Net, finish: Finish, cohorts: Sequence[tuple[int, ...]]) -> Facts:
+        sizes = {name: value.numel() for name, value in net.params.items()}
+        encoder = sum(size for name, size in sizes.items() if name.startswith("encoder."))
+        statistics = [value.numel() for value in net.buffers.values()]
+        return cls(finish, cohorts, sum(sizes.values()), encoder, sum(statistics), sum(statistics))
 
 
 Entry = tuple[int, str, str, int, int]
@@ -151,9 +157,13 @@ COMMON_CHANGES: dict[str, Change] = {"rounds": (2, {}), "cohort": (Rota(((0, 2),
 BUFFER_CHANGES: dict[str, Change] = {"buffers": ("server", {"buffers": "local"})}
 
 
-def signature(name: str) -> Sequence[str]:
-    import inspect
+def cohorts_of(plan: Plan, toy: Toy, seed: int = 0) -> list[tuple[int, ...]]:
+    """Who takes part, round by round over all phases."""
+    clients, phases = len(toy.population()), [phase for phase in plan for _ in range(phase.rounds)]
+    return [phase.cohort.draw(clients, Key(seed, ("cohort", index))) for index, phase in enumerate(phases)]
 
+
+def signature(name: str) -> Sequence[str]:
     return list(inspect.signature(getattr(methods, name)).parameters)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from coterie.report.page import write_report
+from coterie.report.read import read_run
+from coterie.report.sections import cumulative_bytes
 
 MakeRun = Callable[..., Path]
 
@@ -113,6 +115,24 @@ def test_curves_stand_where_the_numbers_are(tmp_path: Path, make_run: MakeRun) -
     assert (heights == sorted(heights, reverse=True)) == (means == sorted(means))
     left, _, right, _ = data["box"]
     assert float(path.group(1).split()[0]) == pytest.approx(left) and line["points"][-1][0] == pytest.approx(right)
+
+
+def test_bytes_add_up_and_once_only_content_stands_at_its_phase(tmp_path: Path, make_run: MakeRun) -> None:
+    """10 bytes a round, and 1000 that are sent once, in the phase that begins with round 3."""
+    folder = make_run(tmp_path / "a", rounds=4, events=False)
+    log = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in log:
+        line["phase"] = "train" if line["round"] >= 3 else "warmup"
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    head = {"exchange": None, "direction": "down", "clients": 10}
+    wire = [head | {"round": r, "phase": "x", "slot": "shared", "bytes": 10, "once": False} for r in (1, 2, 3, 4)]
+    wire.append(head | {"round": -1, "phase": "train", "slot": "pool", "bytes": 1000, "once": True})
+    (folder / "wire.jsonl").write_text("".join(json.dumps(line) + "\n" for line in wire))
+    run = read_run(folder)
+    assert cumulative_bytes(run, "down") == [(1, 10), (2, 20), (3, 1030), (4, 1040)] and run.bytes("down") == 1040
+    assert cumulative_bytes(run, "up") == [(1, 0), (2, 0), (3, 0), (4, 0)]
+    page = Page(write_report(folder))
+    assert "pool (once)" in page.words and "warmup" in page.words and "train" in page.words
 
 
 def test_a_comparison_links_to_every_run(tmp_path: Path, make_set: MakeRun) -> None:

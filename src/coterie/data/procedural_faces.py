@@ -46,6 +46,7 @@ DOMAINS: dict[str, Domain] = {
     "studio": Domain(),
     "phone": Domain(cast=(1.04, 1.0, 0.93), blur=0.05, noise=0.05, contrast=1.15),
     "webcam": Domain(cast=(0.93, 1.0, 1.06), blur=0.7, noise=0.02, contrast=0.85),
+    "night": Domain(cast=(0.85, 0.7, 0.55), blur=0.2, noise=0.08, contrast=0.9),
 }
 
 
@@ -225,43 +226,43 @@ def _blend(real: Array, other: Array, strength: Array, rng: np.random.Generator)
     third = real.shape[2] // 3
     middle = (slice(None), slice(None), slice(third, -third), slice(third, -third))
     matched = other - other[middle].mean((2, 3), keepdims=True) + real[middle].mean((2, 3), keepdims=True)
-    return np.asarray(matched + 0.08 * strength * offset)
+    return np.asarray(matched + 0.16 * strength * offset)
 
 
 def _lowres(real: Array, other: Array, strength: Array, rng: np.random.Generator) -> Array:
     small = (real[..., ::2, ::2] + real[..., 1::2, ::2] + real[..., ::2, 1::2] + real[..., 1::2, 1::2]) / 4
     steps = small.repeat(2, axis=2).repeat(2, axis=3)
-    return np.asarray(real + np.minimum(strength, 1.0) * (steps - real))
+    return np.asarray(real + np.minimum(2 * strength, 1.0) * (steps - real))
 
 
 def _checker(real: Array, other: Array, strength: Array, rng: np.random.Generator) -> Array:
     row, column = np.indices(real.shape[2:])
-    return np.asarray(real + 0.06 * strength * np.where((row + column) % 2, 1.0, -1.0), dtype=np.float32)
+    return np.asarray(real + 0.12 * strength * np.where((row + column) % 2, 1.0, -1.0), dtype=np.float32)
 
 
 def _tint(real: Array, other: Array, strength: Array, rng: np.random.Generator) -> Array:
     tint = rng.standard_normal((len(real), 3, 1, 1), dtype=np.float32)
     tint -= tint.mean(1, keepdims=True)
-    return np.asarray(real + 0.09 * strength * tint / np.abs(tint).mean(1, keepdims=True))
+    return np.asarray(real + 0.18 * strength * tint / np.abs(tint).mean(1, keepdims=True))
 
 
 def _double(real: Array, other: Array, strength: Array, rng: np.random.Generator) -> Array:
     shifted = np.roll(real, (1, 2), axis=(2, 3))
-    return np.asarray(real + 0.4 * np.minimum(strength, 1.5) * (shifted - real))
+    return np.asarray(real + 0.6 * np.minimum(strength, 1.0) * (shifted - real))
 
 
 def _smooth(real: Array, other: Array, strength: Array, rng: np.random.Generator) -> Array:
-    return _blur(real, 0.8 * strength)
+    return _blur(real, 1.6 * strength)
 
 
 def _sharpen(real: Array, other: Array, strength: Array, rng: np.random.Generator) -> Array:
-    return np.asarray(real + 0.9 * strength * (real - _blur(real, 1.0)))
+    return np.asarray(real + 1.8 * strength * (real - _blur(real, 1.0)))
 
 
 def _lines(real: Array, other: Array, strength: Array, rng: np.random.Generator) -> Array:
     row = np.arange(real.shape[2]) + rng.integers(0, 3, (len(real), 1))
     wave = np.cos(2 * np.pi * row / 3).astype(np.float32)
-    return np.asarray(real + 0.06 * strength * wave[:, None, :, None])
+    return np.asarray(real + 0.12 * strength * wave[:, None, :, None])
 
 
 FORGERIES: dict[str, Forgery] = {

@@ -54,7 +54,8 @@ def train(ask: Train, net: Net, round: Round, key: Key) -> Trained:
             if ask.project is not None:
                 _write(params, ask.project(params, ask.refs))
         for name, value in {"objective": loss.value, **loss.metrics}.items():
-            totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + value.detach().double().cpu()
+            total = value.detach().double()  # stays on its device: reading it here would wait for every step
+            totals[name] = totals[name] + total if name in totals else total
     metrics = {name: float(value) / max(num_steps, 1) for name, value in totals.items()}
     memory = {name: values for stepper in steppers.values() for name, values in stepper.memory().items()}
     return Trained(params, buffers, memory, num_steps, lr_sum, metrics)

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,11 +117,11 @@ def _csv_line(values: Sequence[Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN: an undefined number is null."""
+    """JSON has neither NaN nor infinity: an undefined number is null, a diverged loss the largest number there is."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return None if math.isnan(value) else math.copysign(sys.float_info.max, value)
     return value

@@ -130,7 +130,7 @@ class Runner:
                     self.one_round(backend, phase, first, index)
                 first += phase.rounds
         except KeyboardInterrupt:
-            self.watcher.note(f"Stopped after round {self.progress.round}. Go on with: coterie run --resume {self.path}")
+            self.watcher.note(f"Stopped after round {self.progress.round} of {self.total}.")
             raise
         finally:
             backend.close()

@@ -53,11 +53,8 @@ def lines(
         x, y, width, height, left=room_for((y.show(t) for t in y.ticks(5)), 30), right=room_for(line.name for line in named) + 8
     )
     body = [frame.grid()]
-    for start, name in borders:
-        at = frame.px(start)
-        body.append(f'<line class="border" x1="{at:.1f}" x2="{at:.1f}" y1="{frame.top:.1f}" y2="{height - frame.bottom:.1f}"/>')
-        body.append(words(at + 4, frame.top + 2, name, kind="muted small"))
-    body += [_curve(line, frame) for line in sorted(shown, key=lambda line: not line.faint)]
+    body += [_border(start, name, number, frame) for number, (start, name) in enumerate(borders)]
+    body += [_curve(line, frame) for line in sorted(reversed(shown), key=lambda line: not line.faint)]  # the first on top
     ends = [frame.py(_inside(line.points[-1][1], y)) for line in named]
     for line, end, at in zip(named, ends, spread(ends, frame.top, height - frame.bottom), strict=True):
         tip = frame.px(line.points[-1][0])
@@ -67,6 +64,13 @@ def lines(
         body.append(words(edge + 9, at + 4, line.name, kind=f"name {series_class(line.colour)}"))
     body.append('<line class="cross" y1="0" y2="0"/>')
     return picture(width, height, "".join(body), title, _readout(shown, frame, read or y.show))
+
+
+def _border(start: float, name: str, number: int, frame: Frame) -> str:
+    """Where a phase begins; neighbours' names stand at two heights, since a phase may last one round."""
+    at, low = frame.px(start), frame.height - frame.bottom
+    line = f'<line class="border" x1="{at:.1f}" x2="{at:.1f}" y1="{frame.top:.1f}" y2="{low:.1f}"/>'
+    return line + words(at + 4, frame.top + 8 + 12 * (number % 2), name, kind="muted small")
 
 
 def _curve(line: Line, frame: Frame) -> str:

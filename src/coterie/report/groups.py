@@ -12,7 +12,9 @@ from coterie.report.records import Json, knob_words, leaves, record, records, te
 from coterie.report.run import Result, Run
 
 # Values that do not make another method: which repetition it is, and how and where it was computed.
-NOT_CONDITIONS = frozenset({"seed", "seeds", "methods", "knobs", "out", "resume", "backend", "workers", "devices", "threads", "quiet"})
+NOT_CONDITIONS = frozenset(
+    {"seed", "seeds", "methods", "knobs", "out", "resume", "backend", "workers", "devices", "threads", "quiet"}
+)
 
 
 @dataclass(frozen=True, eq=False)

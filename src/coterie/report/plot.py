@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 NUM_COLOURS = 8
-LETTER = 6.3  # width of an average letter at the pictures' 12 px
+LETTER = 7.0  # width of an average letter at the pictures' 12 px; a little more than most fonts need
 LINE_HEIGHT = 15.0
 DASHES = ("", "7 3", "2 3", "9 3 2 3")  # when the colours are used up
 

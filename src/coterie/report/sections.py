@@ -24,11 +24,17 @@ def metric_axis(values: Sequence[float], metric: str, label: str = "") -> Axis:
     return around(values, label or metric_name(metric), lambda value: show_tick(value, metric), floor=floor, ceiling=ceiling)
 
 
-def phase_borders(run: Run) -> list[tuple[float, str]]:
-    """Where each phase begins; nothing for a run of one phase."""
+def first_rounds(run: Run) -> dict[str, int]:
+    """The round in which each phase begins."""
     first: dict[str, int] = {}
     for cost in run.costs:
         first[cost.phase] = min(first.get(cost.phase, cost.round), cost.round)
+    return first
+
+
+def phase_borders(run: Run) -> list[tuple[float, str]]:
+    """Where each phase begins; nothing for a run of one phase."""
+    first = first_rounds(run)
     return [(float(max(1, round)), name) for name, round in first.items()] if len(first) > 1 else []
 
 
@@ -200,14 +206,16 @@ def _mb_words(value: float) -> str:
 
 
 def cumulative_bytes(run: Run, direction: str) -> list[tuple[float, float]]:
-    """(round, bytes so far). Content that is sent once is booked before round 1, so it lifts the whole curve."""
+    """(round, bytes so far). Content that is sent once has no round of its own: it stands at its phase's beginning."""
     per_round: dict[int, float] = {}
+    first = first_rounds(run)
     for line in run.wire:
         if line.direction == direction:
-            per_round[max(0, line.round)] = per_round.get(max(0, line.round), 0.0) + line.bytes
+            round = first.get(line.phase, 1) if line.once else line.round
+            per_round[round] = per_round.get(round, 0.0) + line.bytes
     if not run.wire:
         per_round = {cost.round: cost.bytes_up if direction == "up" else cost.bytes_down for cost in run.costs}
-    total = per_round.get(0, 0.0)
+    total = 0.0
     points = []
     for round in range(1, run.rounds_done + 1):
         total += per_round.get(round, 0.0)

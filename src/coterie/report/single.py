@@ -41,7 +41,7 @@ def _head(run: Run, above: str) -> str:
     going = "" if run.finished else f'<div class="badge">Not finished: round {run.rounds_done} of {run.rounds}</div>'
     parts = [
         f'<p class="eyebrow">{markup.link(above, "All methods of this recipe")}</p>' if above else "",
-        markup.paragraph(f"coterie · {run.recipe}", "eyebrow"),
+        markup.paragraph("coterie" if run.recipe == "unknown" else f"coterie · {run.recipe}", "eyebrow"),
         f"<h1>{markup.escape(run.method)} on {markup.escape(_data_name(run))}</h1>",
         markup.paragraph(", ".join(facts), "lead"),
         markup.paragraph(machine_words(run, text(run.info, "buffers", "none")), "note"),
