@@ -23,6 +23,7 @@ from coterie import methods
 from coterie.data.examples import Population
 from coterie.engine.run import Finish, Silent, run
 from coterie.engine.settings import Settings
+from coterie.message import Message
 from coterie.method import SGD, Plan
 from coterie.methods.fedavg import Training
 from coterie.metrics.classification import Classification
@@ -85,8 +86,8 @@ class Toy:
 class Facts:
     """What a formula of spec/wire.md may use: b bytes per float, and counts of floats by their letters there."""
 
-    finish: Finish
     cohorts: Sequence[tuple[int, ...]]  # who took part, round by round
+    crossed: Sequence[tuple[int, str, Message]]  # round, direction and every Message, for formulas that depend on flags in it
     P: int  # all parameters
     P_e: int  # of the encoder
     P_bn: int  # scales and shifts of batch norms
@@ -94,22 +95,25 @@ class Facts:
     b: int = 4
 
     @classmethod
-    def of(cls, net: Net, finish: Finish, cohorts: Sequence[tuple[int, ...]]) -> Facts:
+    def of(cls, net: Net, cohorts: Sequence[tuple[int, ...]], crossed: Sequence[tuple[int, str, Message]]) -> Facts:
         sizes = {name: value.numel() for name, value in net.params.items()}
         encoder = sum(size for name, size in sizes.items() if name.startswith("encoder."))
         statistics = [value.numel() for value in net.buffers.values()]
-        return cls(finish, cohorts, sum(sizes.values()), encoder, sum(statistics), sum(statistics))
+        return cls(cohorts, crossed, sum(sizes.values()), encoder, sum(statistics), sum(statistics))
 
 
 Entry = tuple[int, str, str, int, int]
 """round, direction, slot, bytes, clients"""
 
 
-def every_round(facts: Facts, *, up: Mapping[str, int], down: Mapping[str, int]) -> list[Entry]:
-    """The same bytes for everyone who takes part, whatever the round."""
+def every_round(
+    facts: Facts, *, up: Mapping[str, int], down: Mapping[str, int], rounds: Sequence[int] | None = None
+) -> list[Entry]:
+    """The same bytes for everyone who takes part, in all rounds or in these (counted from 1)."""
     return [
         (t, direction, slot, size * len(cohort), len(cohort))
         for t, cohort in enumerate(facts.cohorts, 1)
+        if rounds is None or t in rounds
         for direction, slots in (("up", up), ("down", down))
         for slot, size in slots.items()
     ]

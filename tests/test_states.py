@@ -38,6 +38,14 @@ def test_rows_beyond_the_limit_wait_on_disk(tmp_path):
     assert table.bytes_in_memory <= 3 * SIZE
 
 
+def test_what_was_read_last_stays_longest(tmp_path):
+    table = ClientTable(tmp_path, limit_bytes=2 * SIZE)
+    table.commit({0: row(0), 1: row(1)}, version=1)
+    assert value(table, 0) == 0
+    table.commit({2: row(2)}, version=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["1-1.safetensors"]
+
+
 def test_one_row_larger_than_the_limit_still_works(tmp_path):
     table = ClientTable(tmp_path, limit_bytes=10)
     table.commit({0: row(0), 1: row(1)}, version=1)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import Toy
+from cases import Toy, case_of
+from play import Play, record
 
 from coterie.engine.run import Finish
 from coterie.method import Plan
@@ -30,3 +31,16 @@ def go64(tmp_path: Path) -> Callable[..., Finish]:
         return toy.run(plan, tmp_path / str(next(count)), precision="fp64", **settings)
 
     return go
+
+
+@pytest.fixture(scope="session")
+def play_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Play]:
+    """Every method is played once for all checks that only look."""
+    known: dict[str, Play] = {}
+
+    def play(name: str) -> Play:
+        if name not in known:
+            known[name] = record(case_of(name), name, tmp_path_factory.mktemp(name) / "run")
+        return known[name]
+
+    return play

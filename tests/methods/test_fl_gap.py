@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import COMMON_CHANGES, Case, Rota, Toy
 from torch import nn
 
 from coterie.data.examples import ClientParts, Population, whole
@@ -444,3 +445,58 @@ def test_bad_input():
     bare = Net(EncoderHead(nn.Linear(4, 3), nn.Linear(3, 2), 3), CrossEntropy())
     with pytest.raises(ValueError, match=r"but this net has 1\. Use a net whose encoder has named children"):
         METHOD.slots(hub_of(bare))
+
+
+# --- the shared checks ---------------------------------------------------------------------------------------------------
+
+
+def single(column):
+    return column.float() if column.is_floating_point() else column
+
+
+def formulas(f):
+    """Section 2.1 of spec/wire.md: flags say which groups cross; a newcomer gets b (P + B), a full uploader everything."""
+    model, found = net(), {}
+    for t, direction, message in f.crossed:
+        if not message.groups:
+            continue  # fine-tuning sends nothing
+        flags = {"up": "open", "down": "changed"}[direction]
+        if flags in message.groups:
+            places = [place for place, crosses in enumerate(message[flags]["groups"].tolist()) if crosses]
+            sizes = {flags: 1, "weight": 8 if direction == "up" else 0}  # 4 flags in one byte, m_i
+        else:
+            places, sizes = range(4), {}
+            assert direction == "down", "an upload without its flags"
+        for slot, tensors in (("shared", model.params), ("buffers", model.buffers)):
+            sizes[slot] = f.b * sum(v.numel() for n, v in tensors.items() if group_of(oracle_name(n)) in places)
+        for slot, size in sizes.items():
+            if size:
+                total, clients = found.get((t, direction, slot), (0, 0))
+                found[t, direction, slot] = total + size, clients + 1
+    return [(*where, *amount) for where, amount in found.items()]
+
+
+STALLED = {"policy.open_at_start": 1, "policy.max_open": 4, "policy.eps_imp": 100.0, "policy.eps_gap": 100.0}  # opens at once
+CASES = {
+    "fl_gap": Case(
+        changes={
+            **COMMON_CHANGES, "training.keep_memory": "refused: groups freeze in between",
+            "input_shape": "the shape of one example, nothing to choose",
+            "score": ("s", {}), "score_memory": (0.0, {}), "lambda_prox": (1.0, {}), "knn": (1, {}), "metric": ("cosine", {"knn": 1, "probe_std": 1.0}),
+            "self_weight": (0.9, {}), "clip": (0.01, {}), "probe_value": (1.0, {}), "probe_std": (1.0, {}), "probe_dim": (2, {}),
+            "pretrain_rounds": (2, {}), "personal_rounds": (2, {}),
+            "pretraining": (Training(optim=SGD(lr=0.01)), {}), "personal_training": (Training(optim=SGD(lr=0.2)), {}),
+            "policy.rule": ("literal", {}), "policy.eps_imp": (-100.0, {}), "policy.eps_gap": (-1.0, {}), "policy.open_patience": (3, {}),
+            "policy.close_patience": (2, {}), "policy.open_at_start": (1, {}), "policy.max_open": (2, {}),
+            "policy.max_open_per_round": (1, STALLED),
+            "upload.top": (1, {}), "upload.max_bytes": (200, {}), "upload.rank": ("mu", {"upload.top": 1}),
+            "upload.select": ("greedy", {"upload.max_bytes": 1000}),
+        },
+        knobs={
+            "input_shape": SHAPE, "policy": POLICY, "lambda_prox": PROX, "knn": 2, "cohort": Rota(COHORTS[:3]),
+            "pretrain_rounds": 1, "personal_rounds": 1,
+        },
+        told=("policy", "reference", "held", "tuned", "best", "best_score"),
+        toy=Toy(net, lambda: population().moved(single), BinaryDetection()), wire=formulas,
+    )
+}  # fmt: skip

@@ -18,12 +18,11 @@ from coterie.data.examples import ClientParts, Population, View
 from coterie.randomness import Key
 from coterie.tensors import Tensors
 
-SIZE = 32  # pixels
 FRAMES_PER_SECOND = 8
 SAMPLE_RATE = 8000
 NUM_BANDS = 12
 _SAMPLES = SAMPLE_RATE // FRAMES_PER_SECOND  # of sound per frame
-_SOFT = 0.035  # half a pixel of blur at every edge, in units of half the picture
+_BLUR = 1.1  # pixels over which an edge goes from outside to inside
 
 Array = npt.NDArray[np.float64]
 
@@ -80,15 +79,16 @@ def procedural_talking_heads(
     train_clips: tuple[int, int] = (12, 24),
     validation_clips: int = 3,
     test_clips: int = 8,
-    num_public: int = 64,
-    public_clips: int = 5,
-    num_public_test: int = 12,
+    num_public: int = 128,
+    public_clips: int = 3,
+    num_public_test: int = 16,
     num_frames: int = 8,
+    size: int = 32,
     shift: Shift = FEDERATED,
 ) -> Population:
     """One client per shifted speaker; public["train"] and public["test"] hold other people, without the shift.
 
-    Columns: "x" [frames, 3, 32, 32], "ref" [3, 32, 32] from another clip of the same speaker, "audio" [frames, bands]
+    Columns: "x" [frames, 3, size, size], "ref" [3, size, size] from another clip of the same speaker, "audio" [frames, bands]
     (log energy), and for checks and videos "opening" [frames], "box" (top, bottom, left, right of the mouth), "sound",
     "speaker" and "clip". The number of training clips differs from client to client, between `train_clips`.
     """
@@ -98,40 +98,39 @@ def procedural_talking_heads(
             f"{train_clips} clips, {num_frames} frames. Use for example num_clients=8, train_clips=(12, 24), num_frames=8."
         )
     tables: list[Tensors] = []
-    parts, at = [], 0
+    indices, at = [], 0
     for client in range(num_clients):
         own = key.fold("client", client)
         num_train = int(own.fold("clips").numpy().integers(train_clips[0], train_clips[1] + 1))
         sizes = (num_train, validation_clips, test_clips)
-        tables.append(_clips(own, client, sum(sizes), num_frames, shift))
-        starts = [at, at + sizes[0], at + sizes[0] + sizes[1], at + sum(sizes)]
-        parts.append([torch.arange(a, b) for a, b in zip(starts, starts[1:], strict=False)])
-        at = starts[-1]
+        tables.append(_clips(own, client, sum(sizes), num_frames, size, shift))
+        indices.append((at + torch.arange(sum(sizes))).split(sizes))
+        at += sum(sizes)
     columns = {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
     return Population(
         name="procedural_talking_heads",
         names=tuple(f"speaker-{client}" for client in range(num_clients)),
-        parts=[ClientParts(*(View(columns, index, Frames()) for index in three)) for three in parts],
+        parts=[ClientParts(*(View(columns, index, Frames()) for index in three)) for three in indices],
         public={
-            "train": _public(key.fold("public"), 1000, num_public, public_clips, num_frames),
-            "test": _public(key.fold("public test"), 100_000, num_public_test, 2, num_frames),
+            "train": _public(key.fold("public"), 1000, num_public, public_clips, num_frames, size),
+            "test": _public(key.fold("public test"), 100_000, num_public_test, 2, num_frames, size),
         },
         partition="one client per speaker",
     )
 
 
-def _public(key: Key, first: int, num_speakers: int, num_clips: int, num_frames: int) -> View:
-    tables = [_clips(key.fold(i), first + i, num_clips, num_frames, PUBLIC) for i in range(num_speakers)]
+def _public(key: Key, first: int, num_speakers: int, num_clips: int, num_frames: int, size: int) -> View:
+    tables = [_clips(key.fold(i), first + i, num_clips, num_frames, size, PUBLIC) for i in range(num_speakers)]
     columns = {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
     return View(columns, torch.arange(len(columns["x"])), Frames())
 
 
-def _clips(key: Key, speaker: int, count: int, num_frames: int, shift: Shift) -> Tensors:
+def _clips(key: Key, speaker: int, count: int, num_frames: int, size: int, shift: Shift) -> Tensors:
     """`count` clips of one speaker, and a reference image from one more clip that is in no part."""
     face = _speaker(key.fold("face"), shift)
     loudness = np.stack([_loudness(key.fold("loudness", i), num_frames) for i in range(count + 1)])
     opening = np.clip(0.62 * shift.mouth_gain * loudness, 0.0, 1.0)
-    video, box = _draw(face, opening, key.fold("motion"), shift.brightness)
+    video, box = _draw(face, opening, key.fold("motion"), size, shift.brightness)
     sound = np.stack([_sound(key.fold("sound", i), loudness[i], face.pitch) for i in range(count)])
     pixels = torch.from_numpy((video * 255.0).round().astype(np.uint8))
     return {
@@ -206,7 +205,7 @@ def band_energies(sound: Array, num_frames: int) -> Array:
     return np.asarray((np.log10(bands + 1e-2) - 0.5) / 2.0)
 
 
-def _draw(face: _Speaker, opening: Array, key: Key, brightness: float) -> tuple[Array, npt.NDArray[np.int64]]:
+def _draw(face: _Speaker, opening: Array, key: Key, size: int, brightness: float) -> tuple[Array, npt.NDArray[np.int64]]:
     """Frames [clips, frames, 3, size, size] in [0, 1], and each clip's mouth box in pixels."""
     clips, frames = opening.shape
     draw = key.numpy()
@@ -216,7 +215,8 @@ def _draw(face: _Speaker, opening: Array, key: Key, brightness: float) -> tuple[
     blink = np.where(draw.uniform(size=(clips, frames)) < 0.1, 0.15, 1.0)
     light = draw.uniform(0.9, 1.08, (clips, 1))
 
-    axis = (np.arange(SIZE) + 0.5) / SIZE * 2 - 1
+    soft = 2.0 * _BLUR / size
+    axis = (np.arange(size) + 0.5) / size * 2 - 1
     centre = sway + face.centre
 
     def grid(values: Array) -> Array:
@@ -230,13 +230,13 @@ def _draw(face: _Speaker, opening: Array, key: Key, brightness: float) -> tuple[
         u, v = (x - cx) / rx, (y - cy) / ry
         radius = np.sqrt(u**2 + v**2 + 1e-9)
         inside = (1 - radius) * radius / np.sqrt((u / rx) ** 2 + (v / ry) ** 2 + 1e-9)  # distance to the edge, to first order
-        return np.clip(0.5 + inside / (2 * _SOFT), 0.0, 1.0)
+        return np.clip(0.5 + inside / soft, 0.0, 1.0)
 
     def paint(picture: Array, coverage: Array, colour: Array) -> Array:
         cover = coverage[:, :, None]
         return picture * (1 - cover) + colour[:, None, None] * cover
 
-    shade = np.broadcast_to(1 - 0.15 * axis[:, None], (clips, frames, 1, SIZE, SIZE))
+    shade = np.broadcast_to(1 - 0.15 * axis[:, None], (clips, frames, 1, size, size))
     picture = face.wall[:, None, None] * shade
     picture = paint(picture, ellipse(0, 1.25, 0.95, 0.6), face.shirt)
     picture = paint(picture, ellipse(0, -0.12, face.width + 0.1, face.height + 0.08), face.hair)
@@ -254,9 +254,13 @@ def _draw(face: _Speaker, opening: Array, key: Key, brightness: float) -> tuple[
     picture = paint(picture, ellipse(0, face.mouth_drop, face.mouth_width - 0.06, 0.004 + half), np.array([0.1, 0.02, 0.03]))
     picture = np.clip(picture * grid(light[:, :, None]) * brightness, 0.0, 1.0)
 
-    middle = centre.mean(1) + face.zoom * np.array([0.0, face.mouth_drop])
+    return picture, _mouth_box(face, centre.mean(1), size)
+
+
+def _mouth_box(face: _Speaker, centre: Array, size: int) -> npt.NDArray[np.int64]:
+    """(top, bottom, left, right) in pixels around the widest open mouth of each clip."""
+    middle = centre + face.zoom * np.array([0.0, face.mouth_drop])
     reach = face.zoom * np.array([face.mouth_width, 0.3])
-    low = np.clip(np.floor((middle - reach + 1) / 2 * SIZE), 0, SIZE - 1)
-    high = np.clip(np.ceil((middle + reach + 1) / 2 * SIZE), 1, SIZE)
-    box = np.stack([low[:, 1], high[:, 1], low[:, 0], high[:, 0]], axis=1).astype(np.int64)
-    return picture, box
+    low = np.clip(np.floor((middle - reach + 1) / 2 * size), 0, size - 1)
+    high = np.clip(np.ceil((middle + reach + 1) / 2 * size), 1, size)
+    return np.stack([low[:, 1], high[:, 1], low[:, 0], high[:, 0]], axis=1).astype(np.int64)

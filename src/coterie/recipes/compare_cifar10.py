@@ -45,8 +45,10 @@ def compare_cifar10(
     worlds = {seed: _world(seed, clients, beta, data_dir, limit) for seed in (selection_seed, *seeds)}
     who = check_cohort(cohort, clients)
     for method in methods:
-        scores = {lr: _select(session, method, lr, training, rounds, anchors, who, selection_seed, worlds) for lr in lrs}
-        best = max(scores, key=lambda lr: -math.inf if math.isnan(scores[lr]) else scores[lr])
+        best = lrs[0]
+        if len(lrs) > 1:
+            scores = {lr: _select(session, method, lr, training, rounds, anchors, who, selection_seed, worlds) for lr in lrs}
+            best = max(scores, key=lambda lr: -math.inf if math.isnan(scores[lr]) else scores[lr])
         plan = _plan(method, _with_rate(training, best), rounds, anchors, who)
         for seed in seeds:
             population, net = worlds[seed]

@@ -42,7 +42,7 @@ def walk_fl_gap(
     public_people: int = 200, pretrain_rounds: int = 8, personal_rounds: int = 3, lr: float = 0.02, epochs: int = 1,
     batch_size: int = 32, knn: int = 2, metric: Literal["euclidean", "cosine"] = "euclidean",
     rule: Literal["hysteresis", "literal"] = "hysteresis", eps_imp: float = 1e-3, eps_gap: float = 0.1, start_open: int = 3,
-    lambda_prox: float = 1e-3, data_dir: str | None = None,
+    lambda_prox: float = 1e-3, cameras: tuple[str, ...] = ("phone", "webcam", "night"), data_dir: str | None = None,
 ) -> None:  # fmt: skip
     """FL-GAP and FedAvg from one pre-trained detector of forged faces: accuracy, upload, and who neighbours whom.
 
@@ -50,7 +50,7 @@ def walk_fl_gap(
     --people 100    drawn persons per client
     """
     seed = session.settings.seed
-    population, forgeries = drawn(people, public_people, seed) if data == "procedural" else photographed(seed, data_dir)
+    population, forgeries = drawn(people, public_people, cameras, seed) if data == "procedural" else photographed(seed, data_dir)
     size = int(population.parts[0].train.columns["x"].shape[-1])
     training = Training(optim=SGD(lr=lr, momentum=0.9, weight_decay=5e-4), epochs=epochs, batch_size=batch_size)
     pretraining = Training(optim=SGD(lr=0.05, momentum=0.9, weight_decay=5e-4, schedule="cosine_round"), batch_size=batch_size)
@@ -85,15 +85,15 @@ def detector() -> Net:
     return Net(EncoderHead(nn.Sequential(layers), nn.Linear(32, 2), 32), CrossEntropy())
 
 
-def drawn(people: int, public_people: int, seed: int) -> tuple[Population, tuple[str, ...]]:
-    """One client per (forgery, camera); the server has all forgeries, but by a camera that no client has."""
-    clients = [(f, d, people) for f in CLIENT_FORGERIES for d in DOMAINS if d != PUBLIC_CAMERA]
+def drawn(people: int, public_people: int, cameras: tuple[str, ...], seed: int) -> tuple[Population, tuple[str, ...]]:
+    """Three clients per forgery, whose cameras take turns; the server has all forgeries, by a camera that no client has."""
+    clients = [(f, cameras[place % len(cameras)], people) for f in CLIENT_FORGERIES for place in range(3)]
     table = procedural_faces(seed=seed, people=[*clients, *((f, PUBLIC_CAMERA, public_people) for f in FORGERIES)])
-    forger, domain = table.column("forger"), table.column("domain")
-    rows = tuple(np.flatnonzero((forger == f) & (domain == d)) for f, d, _ in clients)
-    names = tuple(f"{f}/{d}" for f, d, _ in clients)
-    assignment = Assignment(rows, names, "one client per forgery and camera")
-    return with_public(table, assignment, np.flatnonzero(domain == PUBLIC_CAMERA), seed), tuple(f for f, _, _ in clients)
+    block = np.array([int(group.split("-")[0]) for group in table.column("group")])
+    rows = tuple(np.flatnonzero(block == place) for place in range(len(clients)))
+    names = tuple(f"{f}/{d}" if len(cameras) == 3 else f"{f}/{d}{place % 3 + 1}" for place, (f, d, _) in enumerate(clients))
+    assignment = Assignment(rows, names, "three clients per forgery")
+    return with_public(table, assignment, np.flatnonzero(block >= len(clients)), seed), tuple(f for f, _, _ in clients)
 
 
 def photographed(seed: int, data_dir: str | None, per_kind: int = 4) -> tuple[Population, tuple[str, ...]]:

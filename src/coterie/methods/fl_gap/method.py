@@ -77,6 +77,8 @@ class FlGap(Method):
             raise ValueError(f"metric must be euclidean or cosine, found '{self.metric}'. Use 'euclidean'.")
         if not 0.0 <= self.score_memory < 1.0:
             raise ValueError(f"score_memory must lie in [0, 1), found {self.score_memory}. Use 0.5, or 0 for no memory.")
+        if self.training.keep_memory:
+            raise ValueError("FL-GAP starts every round with a fresh optimiser, found keep_memory=True. Leave it at False.")
         if self.knn < 1:
             raise ValueError(f"knn must be at least 1, found {self.knn}. Use for example 3.")
         for name in ("lambda_prox", "self_weight"):
