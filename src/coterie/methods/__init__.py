@@ -1,13 +1,18 @@
 """Federated methods: one file per paper. Each name here is a plain function that returns a Plan."""
 
-from coterie.methods.ditto import ditto
-from coterie.methods.fable import fable
-from coterie.methods.fedavg import fedavg
-from coterie.methods.fedbn import fedbn
-from coterie.methods.fedper import fedper
-from coterie.methods.fedprox import fedprox
-from coterie.methods.fedrep import fedrep
-from coterie.methods.local import centralized, local
-from coterie.methods.scaffold import scaffold
+from types import FunctionType
 
-__all__ = ["centralized", "ditto", "fable", "fedavg", "fedbn", "fedper", "fedprox", "fedrep", "local", "scaffold"]
+from coterie.methods.ditto import ditto as ditto
+from coterie.methods.fable import fable as fable
+from coterie.methods.fedavg import fedavg as fedavg
+from coterie.methods.fedbn import fedbn as fedbn
+from coterie.methods.fedper import fedper as fedper
+from coterie.methods.fedprox import fedprox as fedprox
+from coterie.methods.fedrep import fedrep as fedrep
+from coterie.methods.fedxds import fedxds as fedxds
+from coterie.methods.fl_gap import fl_gap as fl_gap
+from coterie.methods.local import centralized as centralized
+from coterie.methods.local import local as local
+from coterie.methods.scaffold import scaffold as scaffold
+
+__all__ = sorted(name for name, value in globals().items() if isinstance(value, FunctionType))

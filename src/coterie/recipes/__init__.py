@@ -1,8 +1,12 @@
 """Full runs as plain typed functions; the command line is made from their signatures."""
 
-from coterie.recipes.compare_cifar10 import compare_cifar10
-from coterie.recipes.compare_digits import compare_digits
-from coterie.recipes.quickstart import quickstart
-from coterie.recipes.walk_fable import walk_fable
+from types import FunctionType
 
-__all__ = ["compare_cifar10", "compare_digits", "quickstart", "walk_fable"]
+from coterie.recipes.compare_cifar10 import compare_cifar10 as compare_cifar10
+from coterie.recipes.compare_digits import compare_digits as compare_digits
+from coterie.recipes.quickstart import quickstart as quickstart
+from coterie.recipes.walk_fable import walk_fable as walk_fable
+from coterie.recipes.walk_fedxds import walk_fedxds as walk_fedxds
+from coterie.recipes.walk_fl_gap import walk_fl_gap as walk_fl_gap
+
+__all__ = sorted(name for name, value in globals().items() if isinstance(value, FunctionType))

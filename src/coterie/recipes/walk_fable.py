@@ -18,13 +18,13 @@ def walk_fable(
     """FABLE with and without its linear scaling, beside Local, FedAvg and FedPer, on handwritten digits."""
     population, net = digits(clients, beta, session.settings.seed)
     training = Training(optim=SGD(lr=lr), epochs=epochs, batch_size=32)
-    common = {"rounds": rounds, "training": training, "cohort": check_cohort(cohort, len(population))}
+    who = check_cohort(cohort, len(population))
     plans = {
-        "local": methods.local(**common),
-        "fedavg": methods.fedavg(**common),
-        "fedper": methods.fedper(**common),
-        "fable": methods.fable(**common, anchors=anchors, linear=False),
-        "fable_linear": methods.fable(**common, anchors=anchors, linear=True),
+        "local": methods.local(rounds=rounds, training=training, cohort=who),
+        "fedavg": methods.fedavg(rounds=rounds, training=training, cohort=who),
+        "fedper": methods.fedper(rounds=rounds, training=training, cohort=who),
+        "fable": methods.fable(rounds=rounds, training=training, cohort=who, anchors=anchors, linear=False),
+        "fable_linear": methods.fable(rounds=rounds, training=training, cohort=who, anchors=anchors, linear=True),
     }
     for name, plan in plans.items():
         session.run(plan, population, net=net, metric=Classification(10), method=name, name=name)
