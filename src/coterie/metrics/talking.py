@@ -56,8 +56,3 @@ def correlation_over_time(a: Tensor, b: Tensor) -> Tensor:
 def jitter(video: Tensor) -> Tensor:
     """Mean absolute change from frame to frame, per clip. Only its ratio to the truth means something: a still scores 0."""
     return video.diff(dim=1).abs().flatten(1).mean(1)
-
-
-def psnr(video: Tensor, truth: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio in dB over all frames of each clip, for values in [0, 1]."""
-    return -10.0 * (video - truth).square().flatten(1).mean(1).clamp(min=1e-12).log10()

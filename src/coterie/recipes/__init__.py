@@ -8,5 +8,6 @@ from coterie.recipes.quickstart import quickstart as quickstart
 from coterie.recipes.walk_fable import walk_fable as walk_fable
 from coterie.recipes.walk_fedxds import walk_fedxds as walk_fedxds
 from coterie.recipes.walk_fl_gap import walk_fl_gap as walk_fl_gap
+from coterie.recipes.walk_privfedtalk import walk_privfedtalk as walk_privfedtalk
 
 __all__ = sorted(name for name, value in globals().items() if isinstance(value, FunctionType))

@@ -44,6 +44,11 @@ def diffusion_noise(steps: int, shape: tuple[int, ...], draws: int | None = None
     return {"t": Draw("integers", ("batch", *many), (steps,)), "eps": Draw("normal", ("batch", *many, *shape))}
 
 
+def start_noise(shape: tuple[int, ...]) -> dict[str, Draw]:
+    """z_T, from which clips are generated."""
+    return {"start": Draw("normal", ("batch", *shape))}
+
+
 def latent_shape(clips: Examples, frozen: Tensors) -> tuple[int, ...]:
     frames, _, high, wide = clips.rows(torch.tensor([0]))["x"].shape[1:]
     return frames, len(frozen["latents.mean"]), high // talking.STRIDE, wide // talking.STRIDE
@@ -146,16 +151,27 @@ class Losses:
 
 
 @dataclass(frozen=True)
-class Score:
-    """Identity similarity and temporal stability of generated clips."""
+class Generate:
+    """Clips from pure noise, for the sound and the reference images of these clips."""
 
     steps: int
     scale: float
 
     def __call__(self, params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Tensors:
-        clips, model = batch["clips"], adapted(params, refs, self.scale)
-        video = talking.generate(net, model, talking.conditions(net, model, clips), batch["noise"]["start"], self.steps)
+        model = adapted(params, refs, self.scale)
+        given = talking.conditions(net, model, batch["clips"])
+        return {"video": talking.generate(net, model, given, batch["noise"]["start"], self.steps)}
+
+
+@dataclass(frozen=True)
+class Score:
+    """Identity similarity and temporal stability of generated clips."""
+
+    generate: Generate
+
+    def __call__(self, params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Tensors:
+        video, clips = self.generate(params, buffers, refs, batch, net)["video"], batch["clips"]
         return {
-            "identity": talking.identity_similarity(net, model, video, clips["ref"]),
+            "identity": talking.identity_similarity(net, refs["frozen"], video, clips["ref"]),
             "stability": talking.temporal_stability(video, clips["x"]),
         }

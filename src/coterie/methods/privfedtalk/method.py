@@ -35,6 +35,7 @@ from coterie.methods.privfedtalk.losses import (
     AUTOENCODER,
     BACKBONE,
     DenoiseAdapted,
+    Generate,
     Losses,
     Score,
     Target,
@@ -42,10 +43,11 @@ from coterie.methods.privfedtalk.losses import (
     encoded,
     latent_shape,
     public_clips,
+    start_noise,
 )
 from coterie.models.talking import model as talking
 from coterie.models.talking.lora import adapted_weights, fresh_adapter, split_factors
-from coterie.randomness import Draw, Key
+from coterie.randomness import Key
 from coterie.states import ServerState
 from coterie.tensors import Groups, Tensors, add, scale
 
@@ -75,7 +77,7 @@ class PrivFedTalk(Method):
     server_lr: float = 1.0
     freeze_a: bool = False  # A stays as drawn from `adapter_seed`, and only B is trained and sent
     adapter_seed: int = 0
-    eval_draws: int = 2  # (t, eps) per clip when losses are evaluated
+    eval_draws: int = 1  # (t, eps) per clip when losses are evaluated
 
     def __post_init__(self) -> None:
         counts = {"rank": self.rank, "n_max": self.n_max, "sampler_steps": self.sampler_steps, "eval_draws": self.eval_draws}
@@ -126,8 +128,8 @@ class PrivFedTalk(Method):
         if len(site.data.validation) == 0:
             return torch.zeros((), dtype=torch.float64)
         found = yield from Sweep(
-            fn=Score(self.sampler_steps, self.scale), params={"shared": adapter}, refs=refs,
-            streams={"clips": site.data.validation}, noise={"start": Draw("normal", ("batch", *shape))}, name="score",
+            fn=Score(Generate(self.sampler_steps, self.scale)), params={"shared": adapter}, refs=refs,
+            streams={"clips": site.data.validation}, noise=start_noise(shape), name="score",
         )  # fmt: skip
         identity, stability = (found[name].double().mean().cpu() for name in ("identity", "stability"))
         return self.identity_share * identity + (1.0 - self.identity_share) * stability  # (20)

@@ -12,13 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_HEAD_WIDTH = 8
+
 
 class CrossAttention(nn.Module):
     """Every place of every frame asks the condition tokens; the softmax runs over the tokens."""
 
-    def __init__(self, width: int, context: int, heads: int = 4) -> None:
+    def __init__(self, width: int, context: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads = width // _HEAD_WIDTH
         self.norm = nn.GroupNorm(1, width)
         self.q = nn.Linear(width, width, bias=False)
         self.k = nn.Linear(context, width, bias=False)
@@ -31,12 +33,12 @@ class CrossAttention(nn.Module):
         places = self.norm(h.flatten(0, 1)).flatten(2).transpose(1, 2)
         tokens = tokens.flatten(0, 1)
 
-        def heads(x: Tensor) -> Tensor:
-            return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        def split(x: Tensor) -> Tensor:
+            return x.unflatten(-1, (self.heads, _HEAD_WIDTH)).transpose(1, 2)
 
-        q, k, v = heads(self.q(places)), heads(self.k(tokens)), heads(self.v(tokens))
+        q, k, v = split(self.q(places)), split(self.k(tokens)), split(self.v(tokens))
         # tokens before places: a softmax over a short last axis is slow on CPU
-        weights = (k @ q.transpose(-1, -2) / math.sqrt(width // self.heads)).softmax(-2)
+        weights = (k @ q.transpose(-1, -2) / math.sqrt(_HEAD_WIDTH)).softmax(-2)
         seen = self.out((weights.transpose(-1, -2) @ v).transpose(1, 2).flatten(2))
         return h + seen.transpose(1, 2).reshape(clips, frames, width, high, wide)
 
