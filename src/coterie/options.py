@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
+import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from rich.table import Table
+from rich.text import Text
+
+_KEY_LINE = re.compile(r"^--([a-z][a-z0-9-]*) ?(\S.*?)?\s{2,}(\S.*)$")
+_WITHOUT = re.compile(r"\s*\(default:? ([^)]+)\)")
+
 
 @dataclass(frozen=True)
 class Option:
-    """One `--key`: its type and default, as the signature says."""
+    """One `--key`: its type and default, as the signature says, and its line of help."""
 
     name: str
     type: Any
     default: Any
+    help: str = ""
 
     @property
     def flag(self) -> str:
@@ -26,23 +35,53 @@ class Option:
     def describe(self) -> str:
         return type_name(self.type)
 
+    def explained(self) -> tuple[str, str, str]:
+        """Flag, default, and what it means, for help; where no value is the default, the help may say what that means."""
+        without = _WITHOUT.search(self.help)
+        default = without[1] if without and self.default is None else show_value(self.default)
+        kind = self.describe() + (f" ({self.flag.replace('--', '--no-', 1)})" if self.type is bool and self.default else "")
+        return self.flag, default, "; ".join(filter(None, [_WITHOUT.sub("", self.help), kind]))
 
-def options_of(function: Callable[..., Any]) -> dict[str, Option]:
-    """The keyword-only parameters of a recipe."""
+
+def options_of(function: Callable[..., Any], help: Mapping[str, str] = types.MappingProxyType({})) -> dict[str, Option]:
+    """The keyword-only parameters of a function; lines `--key example   text` of its docstring are their help."""
     hints = get_type_hints(function)
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: Option(p.name, hints[p.name], p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    own = {**help, **_split_doc(function)[1]}
+    return {p.name: Option(p.name, hints[p.name], p.default, own.get(p.name, "")) for p in parameters}
 
 
-def options_of_fields(cls: type) -> dict[str, Option]:
+def options_of_fields(cls: type, help: Mapping[str, str] = types.MappingProxyType({})) -> dict[str, Option]:
     """The fields of a frozen settings class."""
     hints = get_type_hints(cls)
-    return {f.name: Option(f.name, hints[f.name], None if f.default is MISSING else f.default) for f in fields(cls)}
+    return {f.name: Option(f.name, hints[f.name], None if f.default is MISSING else f.default, help.get(f.name, "")) for f in fields(cls)}
 
 
 def parse(arguments: Sequence[str], options: Mapping[str, Option], what: str) -> dict[str, Any]:
     """`--key value` and `--key=value` pairs; a yes/no key needs no value, and `--no-key` turns it off."""
     found: dict[str, Any] = {}
+    for name, text in read_words(arguments, options, what):
+        if name in found:
+            raise ValueError(f"Option '{options[name].flag}' is given twice. Give it once.")
+        found[name] = convert(text, options[name].type, options[name].flag)
+    return found
+
+
+def parse_grid(arguments: Sequence[str], options: Mapping[str, Option], what: str) -> dict[str, tuple[Any, ...]]:
+    """Like `parse`, with several values for a key: between commas, or (for keys that are lists themselves) by repeating it."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, text in read_words(arguments, options, what):
+        option = options[name]
+        texts = [text] if is_list(option.type) else [part.strip() for part in text.split(",")]
+        for value in (convert(part, option.type, option.flag) for part in texts):
+            if value in found.get(name, ()):
+                raise ValueError(f"Option '{option.flag}' has the value {show_value(value)} twice. Give every value once.")
+            found[name] = (*found.get(name, ()), value)
+    return found
+
+
+def read_words(arguments: Sequence[str], options: Mapping[str, Option], what: str) -> Iterable[tuple[str, str]]:
+    """Names and texts of the options in these words, in their order."""
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
@@ -50,23 +89,32 @@ def parse(arguments: Sequence[str], options: Mapping[str, Option], what: str) ->
             raise ValueError(f"Expected an option like --key value, found '{word}'. See coterie {what} --help.")
         key, equals, value = word[2:].partition("=")
         name = key.replace("-", "_")
-        negated = name.startswith("no_") and name not in options and name[3:] in options
+        negated = name.startswith("no_") and name not in options and name[3:] in options and options[name[3:]].type is bool
         name = name[3:] if negated else name
         if name not in options:
-            raise ValueError(f"Unknown option '--{key}' for {what}. {nearest(key.replace('_', '-'), [o.flag[2:] for o in options.values()], '--')}")
+            hint = nearest(key.replace("_", "-"), [o.flag[2:] for o in options.values()], "--")
+            raise ValueError(f"Unknown option '--{key}' for coterie {what}. {hint}")
         option = options[name]
-        if is_flag(option.type) and not equals and (not rest or rest[0].startswith("--")):
-            found[name] = not negated
-            continue
-        if not equals:
-            if not rest:
-                raise ValueError(f"Option '--{key}' has no value. Give {option.describe()}, for example --{key} {example(option)}.")
-            value = rest.pop(0)
-        found[name] = convert(value, option.type, f"--{key}")
-    return found
+        if negated:
+            if equals:
+                raise ValueError(f"Option '--{key}' takes no value, found '{value}'. Use {option.flag} {value}.")
+            value = "no"
+        elif not equals:
+            if rest and not rest[0].startswith("--"):
+                value = rest.pop(0)
+            elif option.type is bool:
+                value = "yes"
+            else:
+                raise ValueError(
+                    f"Option '--{key}' has no value. Give {option.describe()}, for example {option.flag} {example(option.type)}."
+                )
+        yield name, value
 
 
 def nearest(word: str, known: Sequence[str], prefix: str = "") -> str:
+    """A sentence that helps on: the known word that is most like this one, or all of them."""
+    if not known:
+        return "There are none."
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if close:
         return f"Did you mean '{prefix}{close[0]}'?"
@@ -81,30 +129,46 @@ def convert(text: str, kind: Any, where: str) -> Any:
             return None
         return convert(text, next(k for k in inner if k is not type(None)), where)
     if origin is Literal:
-        if text not in [str(choice) for choice in inner]:
-            raise ValueError(f"{where} must be one of {', '.join(map(str, inner))}, found '{text}'. {nearest(text, [str(c) for c in inner])}")
-        return next(choice for choice in inner if str(choice) == text)
+        choices = [str(choice) for choice in inner]
+        if text not in choices:
+            close = difflib.get_close_matches(text, choices, n=1, cutoff=0.5)
+            hint = f"Did you mean '{close[0]}'?" if close else "Use one of these."
+            raise ValueError(f"{where} must be one of {', '.join(choices)}, found '{text}'. {hint}")
+        return inner[choices.index(text)]
     if origin is tuple:
-        return tuple(convert(part.strip(), inner[0], where) for part in text.split(",") if part.strip())
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if not parts:
+            raise ValueError(f"{where} needs at least one value, found '{text}'. Give {type_name(kind)}.")
+        return tuple(convert(part, inner[0], where) for part in parts)
     if kind is bool:
         if text.lower() in ("true", "yes", "1", "on"):
             return True
         if text.lower() in ("false", "no", "0", "off"):
             return False
-        raise ValueError(f"{where} must be true or false, found '{text}'. Use {where} true.")
+        raise ValueError(f"{where} must be yes or no, found '{text}'. Use {where} alone for yes.")
+    if kind in (int, float):
+        return _number(text, kind, where)
     if kind is Path:
         return Path(text)
-    if kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            wanted = "a whole number" if kind is int else "a number"
-            raise ValueError(f"{where} must be {wanted}, found '{text}'. Use for example {where} {'10' if kind is int else '0.1'}.") from None
-    return text
+    if kind is str:
+        return text
+    raise ValueError(f"{where} can't be written on the command line, found '{text}'. Set it from Python.")
 
 
-def is_flag(kind: Any) -> bool:
-    return kind is bool
+def _number(text: str, kind: Any, where: str) -> Any:
+    wanted = "a whole number" if kind is int else "a number"
+    try:
+        value = kind(text)
+    except ValueError:
+        raise ValueError(f"{where} must be {wanted}, found '{text}'. Use for example {example(kind)}.") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{where} must be a finite number, found '{text}'. Use for example {example(kind)}.")
+    return value
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a value of this type is written with commas itself."""
+    return get_origin(kind) is tuple or any(is_list(inner) for inner in get_args(kind) if get_origin(kind) is not Literal)
 
 
 def type_name(kind: Any) -> str:
@@ -115,9 +179,58 @@ def type_name(kind: Any) -> str:
         return "|".join(map(str, inner))
     if origin is tuple:
         return f"{type_name(inner[0])},..."
-    names: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "true|false", Path: "path"}
+    names: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "yes|no", Path: "path"}
     return names.get(kind, str(kind))
 
 
-def example(option: Option) -> str:
-    return "10" if option.default is None else str(option.default)
+def example(kind: Any) -> str:
+    """A value that one could give."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType, tuple, Literal):
+        return example(inner[0]) if origin is not Literal else str(inner[0])
+    examples: dict[Any, str] = {int: "10", float: "0.1", bool: "yes", Path: "runs/mine"}
+    return examples.get(kind, "name")
+
+
+def show_value(value: Any) -> str:
+    """A value as one writes it on the command line."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple | list):
+        return ",".join(show_value(item) for item in value) or "none"
+    return "none" if value is None else str(value)
+
+
+def _split_doc(function: Callable[..., Any]) -> tuple[list[str], dict[str, str]]:
+    """A docstring as paragraphs for a terminal of any width, and the help of the keys that it explains."""
+    known = {name.replace("_", "-"): name for name in inspect.signature(function).parameters}
+    paragraphs: list[list[str]] = [[]]
+    help: dict[str, str] = {}
+    for line in (inspect.getdoc(function) or "").splitlines():
+        key = _KEY_LINE.match(line)
+        if key and key[1] in known:
+            shown = f" (as in --{key[1]} {key[2]})" if key[2] else ""
+            help[known[key[1]]] = key[3] + shown
+        elif line.strip():
+            paragraphs[-1].append(line.strip())
+        else:
+            paragraphs.append([])
+    return [" ".join(lines) for lines in paragraphs if lines], help
+
+
+def paragraphs_of(function: Callable[..., Any]) -> list[str]:
+    """What a function's docstring says, without the lines that explain its keys."""
+    return _split_doc(function)[0]
+
+
+def table_of(options: Iterable[Option], more: Iterable[tuple[str, str, str]] = ()) -> Table:
+    """Keys, defaults and meanings, for a terminal of 80 columns."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(max_width=18, overflow="fold")
+    table.add_column()
+    for flag, default, meaning in [("key", "default", ""), *(option.explained() for option in options), *more]:
+        table.add_row(Text(f"  {flag}"), Text(default), Text(meaning), style="dim" if flag == "key" else "")
+    return table

@@ -6,7 +6,7 @@ import sys
 import time
 
 import torch
-from toy import CLASSES, net, population
+from toy import CLASSES, FEATURES, net, population
 
 from coterie import methods
 from coterie.engine.run import Silent, run
@@ -26,6 +26,10 @@ def plan_of(name: str, rounds: int) -> Plan:
     training = Training(optim=SGD(lr=0.1), batch_size=8)
     if name == "fable":
         return methods.fable(rounds=rounds, training=training, cohort=Fixed(3), anchors=12)
+    if name == "fl_gap":  # its last two rounds are another phase
+        return methods.fl_gap(
+            rounds=rounds - 2, input_shape=(FEATURES,), training=training, cohort=Fixed(3), knn=2, personal_rounds=2
+        )
     plan: Plan = getattr(methods, name)(rounds=rounds, training=training, cohort=Fixed(3))
     return plan
 

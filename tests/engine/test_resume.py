@@ -36,7 +36,7 @@ def logs(folder: Path) -> tuple[str, str, list[dict[str, object]]]:
     return (folder / "clients.csv").read_text(), (folder / "wire.jsonl").read_text(), kept
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fable"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fable", "fl_gap"])
 def test_killed_and_resumed_equals_never_stopped(name: str, tmp_path: Path) -> None:
     whole = straight(name, tmp_path / "whole")
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}

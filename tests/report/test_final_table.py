@@ -33,7 +33,7 @@ def test_methods_by_models(tmp_path: Path, make_set: MakeRun) -> None:
         entry = numbers(folder / "fable", model)
         assert f"{100 * entry['last']:.1f} ± {100 * entry['std']:.1f}" in row
     assert f"{100 * numbers(folder / 'fable', 'personal')['worst10']:.1f}" in row
-    assert "5.76     5.76  5.40 s" in row  # 48,040 bytes x 10 clients x 12 rounds, 12 x 0.45 s
+    assert "11.5  5.40 s" in row  # 2 x 48,040 bytes x 10 clients x 12 rounds, 12 x 0.45 s
     local = next(line for line in lines if line.strip().startswith("local"))
     assert "–" in local and " 0 " in local
     assert "…" not in "".join(lines)

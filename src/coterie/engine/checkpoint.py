@@ -85,7 +85,7 @@ class CheckpointStore:
         for table, key in ((self.clients, "clients"), (self.server, "server")):
             saved = {int(client): (int(version), int(checksum)) for client, (version, checksum) in manifest[key].items()}
             for client, (version, checksum) in saved.items():
-                self._whole(table.path(client, version), checksum)
+                self._whole(table.path(client, version).relative_to(self.folder), checksum)
             table.restore(saved)
         progress = Progress(
             manifest["round"], manifest["logs"], {d: set(c) for d, c in manifest["delivered"].items()}, manifest["seconds"]

@@ -46,9 +46,14 @@ def choose_device(devices: str) -> torch.device:
     try:
         device = torch.device(devices)
     except RuntimeError:
-        raise ValueError(f"Unknown device '{devices}'. Use cpu, cuda or cuda:0.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"There is no CUDA device here, found '{devices}'. Use --devices cpu.")
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"Unknown device '{devices}'. Use cpu, cuda or cuda:0.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ValueError(
+            f"There is no device '{devices}' here, found {found} CUDA devices. Use --devices {'cuda:0' if found else 'cpu'}."
+        )
     return device
 
 

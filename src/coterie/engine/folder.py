@@ -26,8 +26,8 @@ class RunFolder:
         self._columns = ("round", "model", "split", "client", "name", "examples", *metrics)
 
     def begin(self) -> None:
-        for log in LOGS:
-            (self.path / log).touch()
+        for log in LOGS:  # a run that was killed before its first checkpoint may have left lines
+            (self.path / log).write_text("")
         (self.path / "clients.csv").write_text(_csv_line(self._columns))
 
     def sizes(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ import torch
 
 from coterie.data.examples import Population
 from coterie.engine.backend import Backend, EvaluateJob, World
+from coterie.engine.check import check_history, check_world
 from coterie.engine.checkpoint import CheckpointStore, Progress, commit
 from coterie.engine.choose import choose_backend, choose_device, set_precision
 from coterie.engine.evaluate import score_predictor
@@ -87,37 +88,29 @@ class Runner:
         self.state = ServerState({}, self.store.server)
         self.progress = Progress()
         self.bytes_total = 0
-        self.check_plan()
-
-    def check_plan(self) -> None:
-        """Find, before the first round, what can't work."""
-        seen: set[str] = set()
-        for phase in self.world.plan:
-            if phase.name in seen:
-                raise ValueError(f"Two phases are called '{phase.name}'. Give each phase a name of its own.")
-            seen.add(phase.name)
-            round = self.round_at(phase, 0, 0, phase.cohort.draw(len(self.world.population), Key(0)))
-            slots = phase.method.slots(hub_of(self.world, round))
-            self.guards.check(slots, type(phase.method).__name__)
-            if self.choice.backend == "pool" and any("/" in slot for slot in slots):
-                raise ValueError(f"{type(phase.method).__name__} asks the server in mid-round, which needs --backend loop.")
+        check_world(self.world, guards, settings, self.choice)
 
     def start(self, *, resume: bool) -> None:
         if resume and self.store.exists():
             self.state, self.progress, problems = self.store.load()
             self.folder.cut_back(self.progress.log_sizes)
+            check_history(self.world.plan, self.folder.read("metrics.jsonl"))
             self.bytes_total = sum(line["bytes"] for line in self.folder.read("wire.jsonl"))
             for problem in problems:
                 self.event({"event": "warning", "text": problem})
         else:
             self.path.mkdir(parents=True, exist_ok=True)
             self.folder.begin()
+        if self.progress.round < self.total:
+            (self.path / "summary.json").unlink(missing_ok=True)  # of a run with fewer rounds, which now goes on
         write_json(
             self.path / "run.json",
             describe(self.world, self.settings, self.guards, self.choice, self.device, self.total, self.about),
         )
 
     def run(self) -> Finish:
+        if self.progress.round == self.total:
+            return self.finish()
         threads = torch.get_num_threads()
         torch.set_num_threads(self.settings.threads)
         backend: Backend = Pool(self.world, self.choice.workers) if self.choice.backend == "pool" else Loop(
@@ -191,7 +184,7 @@ class Runner:
                 last, failures = few, few.result.left_out
                 for client, failure in failures:
                     self.watcher.note(f"Round {index + 1}: client {client} left out: {failure.reason}")
-        reasons = "; ".join(f"client {client} {failure.reason}" for client, failure in failures[:3])
+        reasons = "; ".join(f"client {client} {failure.reason.rstrip('.')}" for client, failure in failures[:3])
         left = [
             {"round": index + 1, "phase": phase.name, "event": "client_left_out", "client": c, "reason": f.reason}
             for c, f in failures
@@ -199,8 +192,8 @@ class Runner:
         self.folder.lines("metrics.jsonl", left)
         cause = next((failure.error for _, failure in failures if failure.error is not None), None)
         raise RunError(
-            f"{last} Tried {attempts} times: {reasons}. Nothing is lost: {self.progress.round} rounds are saved; "
-            f"mend the cause and go on with: coterie run --resume {self.path}"
+            f"{last} Tried {attempts} time{'' if attempts == 1 else 's'}{': ' if reasons else ''}{reasons}. "
+            f"{self.progress.round} rounds are saved; mend the cause and resume the run."
         ) from cause
 
     def evaluate(

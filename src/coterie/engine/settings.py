@@ -36,7 +36,9 @@ class Settings:
                 raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}. Use 1 or more.")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers must be at least 1, found {self.workers}. Use for example 2.")
-        if self.eval_clients not in ("all", "cohort") and not (self.eval_clients.isdigit() and int(self.eval_clients) > 0):
+        if self.eval_clients not in ("all", "cohort") and not (self.eval_clients.isdecimal() and int(self.eval_clients) > 0):
             raise ValueError(f"eval_clients must be all, cohort or a number, found '{self.eval_clients}'. Use for example 50.")
+        if not self.norm_ratio > 0:
+            raise ValueError(f"norm_ratio must be greater than 0, found {self.norm_ratio}. Use for example 1000.")
         if self.row_memory_mb is not None and not self.row_memory_mb > 0:
             raise ValueError(f"row_memory_mb must be greater than 0, found {self.row_memory_mb}. Use for example 256.")

@@ -28,18 +28,19 @@ def _of_many(groups: Sequence[Group], notes: Sequence[str]) -> Table:
     models = [model for model in MODELS if any(group.results(model) for group in groups)]
     judged = models[0]
     table = terminal_table(f"{metric_name(main)}{unit(main)} on the clients' test parts, last round")
+    table.padding = (0, 1, 0, 0)  # eighty columns are few: a cell that wraps is read wrongly
     table.add_column("method", overflow="fold")
-    for name in [*models, "worst", "MB up", "MB down", "time"]:
-        table.add_column(name, justify="right")
+    for name in [*models, "worst", "MB", "time"]:
+        table.add_column(name, justify="right", no_wrap=True)
     best = best_group(groups, judged)
     for group in groups:
         cells = [bare_spread(*group.spread(model), main) for model in models]
         worst = bare(mean([result.worst10 for result in group.results(judged)]), main)
-        cost = [megabytes(group.bytes("up")), megabytes(group.bytes("down")), duration(group.seconds)]
+        cost = [megabytes(group.bytes("up") + group.bytes("down")), duration(group.seconds)]
         table.add_row(group.label, *cells, worst, *cost, style="bold" if group is best else "")
     seeds = max(len(group.runs) for group in groups)
     spread = count(seeds, "seed") if seeds > 1 else "clients"
-    caption = f"± over {spread}; worst: {judged}, worst 10 % of clients; MB: all clients and rounds."
+    caption = f"± over {spread}; worst: {judged}, worst 10 % of clients; MB: up and down."
     table.caption = "\n".join([caption, *notes])
     return table
 

@@ -1,0 +1,94 @@
+"""What can be found wrong before the first round, so that a mistake costs a second and not a night."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from coterie.data.examples import Population
+from coterie.engine.backend import World
+from coterie.engine.choose import Choice, choose_backend, choose_device
+from coterie.engine.round import hub_of, row_of, with_server_rows
+from coterie.engine.settings import Settings
+from coterie.method import Nobody, Phase, Plan, Poisson, Round, as_run
+from coterie.metrics.metric import Metric
+from coterie.models.net import Net
+from coterie.privacy.guards import Guards
+from coterie.randomness import Key
+from coterie.states import ServerState
+
+_ASKED = 3  # clients that are asked what they would train; one alone may be a faulty one, which a run leaves out
+
+
+def check(
+    plan: Plan, population: Population, *, net: Net, metric: Metric, guards: Guards = Guards(), settings: Settings = Settings()
+) -> None:
+    """Refuse what `run` would refuse, and what every client would refuse in its first round. Writes and trains nothing."""
+    choose_device(settings.devices)
+    choice = choose_backend(settings, plan, net.params, [len(parts.train) for parts in population.parts])
+    world = World(plan, population, net, metric, settings.seed)
+    check_world(world, guards, settings, choice)
+    _check_first_ask(world)
+
+
+def check_world(world: World, guards: Guards, settings: Settings, choice: Choice) -> None:
+    """Phases, cohorts, slots and guards fit together."""
+    seen: set[str] = set()
+    for phase in world.plan:
+        if phase.name in seen:
+            raise ValueError(f"Two phases are called '{phase.name}'. Give each phase a name of its own.")
+        seen.add(phase.name)
+        round = _first_round(world, phase)
+        if round.cohort and not isinstance(phase.cohort, Poisson) and len(round.cohort) < settings.min_cohort:
+            raise ValueError(
+                f"min_cohort is {settings.min_cohort}, but a cohort of phase '{phase.name}' has {len(round.cohort)} clients. "
+                f"Use --min-cohort {len(round.cohort)} or less."
+            )
+        slots = phase.method.slots(hub_of(world, round))
+        guards.check(slots, type(phase.method).__name__)
+        if choice.backend == "pool" and any("/" in slot for slot in slots):
+            raise ValueError(f"{type(phase.method).__name__} asks the server in mid-round, which needs --backend loop.")
+
+
+def check_history(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> None:
+    """A plan that goes on must have the same phases in the rounds that ran (the lines of metrics.jsonl)."""
+    planned = [phase.name for phase in plan for _ in range(phase.rounds)]
+    for line in lines:
+        if line.get("event") != "round":
+            continue
+        ran, round = line["phase"], line["round"]
+        now = planned[round - 1] if round <= len(planned) else None
+        if now != ran:
+            raise ValueError(
+                f"Round {round} was '{ran}' when it ran; in this plan it {f"is '{now}'" if now else 'does not exist'}. Resume with "
+                "the rounds that the run began with (a phase can grow until the next one begins), or start a new run."
+            )
+
+
+def _first_round(world: World, phase: Phase) -> Round:
+    total, clients = sum(p.rounds for p in world.plan), len(world.population)
+    return Round(0, total, phase.name, 0, phase.rounds, phase.cohort.draw(clients, Key(0)), clients)
+
+
+def _check_first_ask(world: World) -> None:
+    """What the first clients would ask of the engine: nothing is answered, so nothing is trained."""
+    phase = world.plan[0]
+    if isinstance(phase.cohort, Nobody):
+        return
+    round = _first_round(world, phase)
+    hub, clients, method = hub_of(world, round), round.cohort[:_ASKED], phase.method
+    state = with_server_rows(method, ServerState(method.server_state(hub)), clients, hub)
+    refused: ValueError | None = None
+    for client in clients:
+        down = method.send(state, client, hub)
+        try:
+            row = row_of(world, method, {}, client, round, state, fresh=True)
+            run = as_run(method.client(row, down, world.site(client, round, {})))
+            next(run, None)
+        except ValueError as error:
+            refused = error
+            continue
+        run.close()
+        return
+    if refused is not None:
+        raise refused
