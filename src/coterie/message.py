@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from coterie.tensors import Groups, Tensors, num_bytes
+from coterie.tensors import Groups, Tensors, num_bytes, refuse_others
 
 Kind = Literal["value", "change"]
 Reduction = Literal["mean", "sum", "each"]
@@ -65,6 +65,9 @@ class Message:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "groups", {name: group for name, group in self.groups.items() if group})
+        refuse_others({**self.groups, "scalars": self.scalars}, "A Message")
+        if self.weight is not None and not (isinstance(self.weight, Tensor) and self.weight.numel() == 1):
+            raise ValueError(f"The weight of a Message is one number, found {self.weight!r}. Use torch.tensor(12.0).")
 
     def __getitem__(self, group: str) -> Tensors:
         try:
@@ -140,8 +143,18 @@ def unpack(data: bytes) -> Tensors:
 
 
 def pack_groups(groups: Mapping[str, Tensors]) -> bytes:
-    return Message(dict(groups)).to_bytes()
+    """What somebody remembers. A group without tensors stays (unlike in a Message): a method may look for its name."""
+    flat: Tensors = {}
+    for group, tensors in groups.items():
+        flat |= {f"group|{group}|{name}": value for name, value in tensors.items()} or {f"empty|{group}": torch.empty(0)}
+    return pack(flat)
 
 
 def unpack_groups(data: bytes) -> Groups:
-    return Message.from_bytes(data).groups
+    groups: Groups = {}
+    for name, value in unpack(data).items():
+        kind, group, *rest = name.split("|", 2)
+        groups.setdefault(group, {})
+        if kind == "group":
+            groups[group][rest[0]] = value
+    return groups

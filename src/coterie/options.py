@@ -18,6 +18,8 @@ from rich.text import Text
 _KEY_LINE = re.compile(r"^--([a-z][a-z0-9-]*) ?(\S.*?)?\s{2,}(\S.*)$")
 _WITHOUT = re.compile(r"\s*\(default:? ([^)]+)\)")
 
+_DEFAULT_WIDTH = 20
+
 
 @dataclass(frozen=True)
 class Option:
@@ -36,11 +38,16 @@ class Option:
         return type_name(self.type)
 
     def explained(self) -> tuple[str, str, str]:
-        """Flag, default, and what it means, for help; where no value is the default, the help may say what that means."""
+        """Flag, default, and what it means, for help; where no value is the default, the help may say what that means.
+
+        The type is left out where the default shows it.
+        """
         without = _WITHOUT.search(self.help)
         default = without[1] if without and self.default is None else show_value(self.default)
-        kind = self.describe() + (f" ({self.flag.replace('--', '--no-', 1)})" if self.type is bool and self.default else "")
-        return self.flag, default, "; ".join(filter(None, [_WITHOUT.sub("", self.help), kind]))
+        kind = self.describe().removesuffix(" or none") if self.default is None else self.describe()
+        kind += f" ({self.flag.replace('--', '--no-', 1)})" if self.default is True else ""
+        shown = self.type in (int, float, str) and self.help
+        return self.flag, default, "; ".join(filter(None, [_WITHOUT.sub("", self.help), "" if shown else kind]))
 
 
 def options_of(function: Callable[..., Any], help: Mapping[str, str] = types.MappingProxyType({})) -> dict[str, Option]:
@@ -106,7 +113,7 @@ def read_words(arguments: Sequence[str], options: Mapping[str, Option], what: st
                 value = "yes"
             else:
                 raise ValueError(
-                    f"Option '--{key}' has no value. Give {option.describe()}, for example {option.flag} {example(option.type)}."
+                    f"Option '--{key}' has no value. Give {option.describe().removesuffix(' or none')}, for example {option.flag} {example(option.type)}."
                 )
         yield name, value
 
@@ -138,7 +145,7 @@ def convert(text: str, kind: Any, where: str) -> Any:
     if origin is tuple:
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if not parts:
-            raise ValueError(f"{where} needs at least one value, found '{text}'. Give {type_name(kind)}.")
+            raise ValueError(f"{where} needs at least one value, found '{text}'. Use for example {where} a,b.")
         return tuple(convert(part, inner[0], where) for part in parts)
     if kind is bool:
         if text.lower() in ("true", "yes", "1", "on"):
@@ -211,7 +218,7 @@ def _split_doc(function: Callable[..., Any]) -> tuple[list[str], dict[str, str]]
     for line in (inspect.getdoc(function) or "").splitlines():
         key = _KEY_LINE.match(line)
         if key and key[1] in known:
-            shown = f" (as in --{key[1]} {key[2]})" if key[2] else ""
+            shown = f", as in --{key[1]} {key[2]}" if key[2] else ""
             help[known[key[1]]] = key[3] + shown
         elif line.strip():
             paragraphs[-1].append(line.strip())
@@ -229,8 +236,18 @@ def table_of(options: Iterable[Option], more: Iterable[tuple[str, str, str]] = (
     """Keys, defaults and meanings, for a terminal of 80 columns."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
-    table.add_column(max_width=18, overflow="fold")
+    table.add_column(no_wrap=True)
     table.add_column()
     for flag, default, meaning in [("key", "default", ""), *(option.explained() for option in options), *more]:
-        table.add_row(Text(f"  {flag}"), Text(default), Text(meaning), style="dim" if flag == "key" else "")
+        table.add_row(Text(f"  {flag}"), Text(_wrapped(default)), Text(meaning), style="dim" if flag == "key" else "")
     return table
+
+
+def _wrapped(text: str) -> str:
+    """A long list in several lines, cut after commas only."""
+    lines = [""]
+    for part in text.split(","):
+        if lines[-1] and len(lines[-1]) + len(part) > _DEFAULT_WIDTH:
+            lines.append("")
+        lines[-1] += f"{part},"
+    return "\n".join(lines)[:-1]

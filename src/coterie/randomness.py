@@ -114,10 +114,10 @@ def draw(key: Key, step: int | Tensor, spec: Draw, batch: int, device: torch.dev
 
 def _normal(key: Key, step: int | Tensor, stream: int, count: int, device: torch.device) -> Tensor:
     """Box-Muller on 32-bit words, computed in float64 whatever it is cast to afterwards."""
-    pairs = (count + 1) // 2
-    words = (_words(key, step, stream, 2 * pairs, device).double() + 0.5) * 2.0**-32
-    radius, angle = (-2.0 * words[:pairs].log()).sqrt(), 2.0 * math.pi * words[pairs:]
-    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]
+    words = (_words(key, step, stream, count + count % 2, device).double() + 0.5) * 2.0**-32
+    radius, angle = (-2.0 * words[0::2].log()).sqrt(), 2.0 * math.pi * words[1::2]
+    # side by side, so that a number depends on its place only: a padded batch has the numbers of a short one, and more
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1).reshape(-1)[:count]
 
 
 def _gamma(key: Key, step: int | Tensor, stream: int, shape: float, count: int, device: torch.device) -> Tensor:

@@ -91,6 +91,7 @@ class ClientTable(Mapping[ClientId, Groups]):
         self._bytes = 0
         self._version: dict[ClientId, int] = {}
         self._on_disk: dict[ClientId, tuple[int, int]] = {}  # newest version that has a file, and its checksum
+        self._replaced: list[Path] = []  # files of older versions since somebody asked
 
     def __getitem__(self, client: ClientId) -> Groups:
         if client in self._memory:
@@ -133,11 +134,17 @@ class ClientTable(Mapping[ClientId, Groups]):
             self._write(client)
         return dict(self._on_disk)
 
+    def replaced(self) -> list[Path]:
+        """Files whose row has a newer file, since the last call."""
+        found, self._replaced = self._replaced, []
+        return found
+
     def restore(self, saved: Mapping[ClientId, tuple[int, int]]) -> None:
         """Forget everything and take the rows of these versions from disk (when they are asked for)."""
         self._memory.clear()
         self._sizes.clear()
         self._bytes = 0
+        self._replaced = []
         self._version = {client: version for client, (version, _) in saved.items()}
         self._on_disk = dict(saved)
 
@@ -165,6 +172,8 @@ class ClientTable(Mapping[ClientId, Groups]):
             return
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if client in self._on_disk:
+            self._replaced.append(self.path(client, self._on_disk[client][0]))
         self._on_disk[client] = version, write_private(self.path(client, version), pack_groups(self._memory[client]))
 
 

@@ -82,6 +82,15 @@ def norm(groups: Iterable[Mapping[str, Tensor]]) -> Tensor:
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
 
 
+def refuse_others(groups: Mapping[str, Mapping[str, object]], what: str) -> None:
+    """Refuse anything but tensors, where its author can still be named."""
+    for group, values in groups.items():
+        for name, value in values.items():
+            if not isinstance(value, Tensor):
+                found = type(value).__name__
+                raise ValueError(f"{what} carries tensors only, found a {found} as '{name}' in '{group}'. Use torch.tensor(...).")
+
+
 def num_elements(a: Mapping[str, Tensor]) -> int:
     return sum(value.numel() for value in a.values())
 

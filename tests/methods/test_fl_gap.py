@@ -480,7 +480,7 @@ STALLED = {"policy.open_at_start": 1, "policy.max_open": 4, "policy.eps_imp": 10
 CASES = {
     "fl_gap": Case(
         changes={
-            **COMMON_CHANGES, "training.keep_memory": "refused: groups freeze in between",
+            **COMMON_CHANGES,
             "input_shape": "the shape of one example, nothing to choose",
             "score": ("s", {}), "score_memory": (0.0, {}), "lambda_prox": (1.0, {}), "knn": (1, {}), "metric": ("cosine", {"knn": 1, "probe_std": 1.0}),
             "self_weight": (0.9, {}), "clip": (0.01, {}), "probe_value": (1.0, {}), "probe_std": (1.0, {}), "probe_dim": (2, {}),
@@ -496,7 +496,7 @@ CASES = {
             "input_shape": SHAPE, "policy": POLICY, "lambda_prox": PROX, "knn": 2, "cohort": Rota(COHORTS[:3]),
             "pretrain_rounds": 1, "personal_rounds": 1,
         },
-        told=("policy", "reference", "held", "tuned", "best", "best_score"),
+        secret=("policy", "best_score"), told=("reference", "held", "tuned", "best"),  # tuned: a dead filter stays as it came
         toy=Toy(net, lambda: population().moved(single), BinaryDetection()), wire=formulas,
     )
 }  # fmt: skip

@@ -226,7 +226,7 @@ def _blend(real: Array, other: Array, strength: Array, rng: np.random.Generator)
     third = real.shape[2] // 3
     middle = (slice(None), slice(None), slice(third, -third), slice(third, -third))
     matched = other - other[middle].mean((2, 3), keepdims=True) + real[middle].mean((2, 3), keepdims=True)
-    return np.asarray(matched + 0.16 * strength * offset)
+    return np.asarray(real + np.minimum(2 * strength, 1.0) * (matched - real) + 0.16 * strength * offset)
 
 
 def _lowres(real: Array, other: Array, strength: Array, rng: np.random.Generator) -> Array:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from coterie.data.examples import ClientParts, Population, View
 from coterie.randomness import Key
@@ -39,7 +38,7 @@ class Shift:
 
 
 PUBLIC = Shift()
-FEDERATED = Shift(skin=(0.7, 0.6, 0.58), zoom=0.88, offset=(-0.1, -0.08), brightness=0.88, mouth_gain=1.35)
+FEDERATED = Shift(skin=(0.62, 0.52, 0.5), zoom=0.94, offset=(-0.04, -0.03), brightness=0.85, mouth_gain=1.4)
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,9 @@ def procedural_talking_heads(
     for client in range(num_clients):
         own = key.fold("client", client)
         num_train = int(own.fold("clips").numpy().integers(train_clips[0], train_clips[1] + 1))
-        sizes = (num_train, validation_clips, test_clips)
+        sizes = [num_train, validation_clips, test_clips]
         tables.append(_clips(own, client, sum(sizes), num_frames, size, shift))
-        indices.append((at + torch.arange(sum(sizes))).split(sizes))
+        indices.append(torch.split(at + torch.arange(sum(sizes)), sizes))
         at += sum(sizes)
     columns = {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
     return Population(
@@ -209,11 +208,11 @@ def _draw(face: _Speaker, opening: Array, key: Key, size: int, brightness: float
     """Frames [clips, frames, 3, size, size] in [0, 1], and each clip's mouth box in pixels."""
     clips, frames = opening.shape
     draw = key.numpy()
-    sway = draw.uniform(-0.04, 0.04, (clips, 1, 2)) + 0.02 * np.sin(
+    sway = draw.uniform(-0.015, 0.015, (clips, 1, 2)) + 0.012 * np.sin(
         np.arange(frames)[None, :, None] * 0.7 + draw.uniform(0, 6.3, (clips, 1, 2))
     )
     blink = np.where(draw.uniform(size=(clips, frames)) < 0.1, 0.15, 1.0)
-    light = draw.uniform(0.9, 1.08, (clips, 1))
+    light = draw.uniform(0.97, 1.03, (clips, 1))
 
     soft = 2.0 * _BLUR / size
     axis = (np.arange(size) + 0.5) / size * 2 - 1

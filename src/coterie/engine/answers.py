@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from coterie.data.examples import whole
 from coterie.engine.optim import Stepper, rate
-from coterie.method import SGD, Adam, Batch, Examples, Loss, LossFn, Net, Optimizer, Round, Sweep, Train, Trained
+from coterie.method import SGD, Adam, Batch, Examples, Exchange, Loss, LossFn, Net, Optimizer, Round, Sweep, Train, Trained
 from coterie.randomness import Draw, Key, draw
-from coterie.tensors import Groups, Tensors, clone_groups, norm
+from coterie.tensors import Groups, Tensors, clone_groups, squared_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +24,49 @@ class Context:
     net: Net
     round: Round
     key: Key
+
+
+def conduct(
+    run: Generator[Any, Any, Any], context: Context, kinds: tuple[type, ...], told: list[tuple[str, Mapping[str, float]]]
+) -> Generator[Exchange, Any, Any]:
+    """Drive a run to its result: answer its Trains and Sweeps here, hand its Exchanges out.
+
+    `kinds` are the asks that this hook may make; `told` collects what each training says of itself. An error while
+    answering is thrown into the run, so that the traceback names the method's own line.
+    """
+    asked: Counter[str] = Counter()
+    reply: Any = None
+    error: Exception | None = None
+    while True:
+        try:
+            ask = run.throw(error) if error is not None else run.send(reply)
+        except StopIteration as stop:
+            return stop.value
+        error = None
+        try:
+            _permit(ask, kinds)
+            reply = (yield ask) if isinstance(ask, Exchange) else answer(ask, context, asked[ask.name])
+        except Exception as raised:
+            error = raised
+            continue
+        asked[ask.name] += 1
+        if isinstance(reply, Trained):
+            told.append((ask.name, reply.metrics))
+
+
+def _permit(ask: object, kinds: tuple[type, ...]) -> None:
+    if not isinstance(ask, kinds):
+        allowed = " or ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"A {allowed} can be asked here, found {type(ask).__name__}. Ask with: yield from {kinds[0].__name__}(...)")
+
+
+def conclude(run: Generator[Any, Any, Any]) -> Any:
+    """The result of a run that hands nothing out."""
+    try:
+        next(run)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("a run that may not ask an Exchange handed one out")
 
 
 def answer(ask: Train | Sweep, context: Context, ordinal: int = 0) -> Trained | Tensors:
@@ -44,6 +89,7 @@ def train(ask: Train, net: Net, round: Round, key: Key) -> Trained:
     batches = _batches(ask, streams, key, params)
     for step in range(num_steps):
         batch = next(batches)
+        told: Tensors = {}
         for loss_fn, moves in turns:
             grads, loss = _gradients(ask, loss_fn, moves, params, buffers, batch, net)
             buffers = {**buffers, **{name: _detached(values) for name, values in loss.buffers.items()}}
@@ -52,8 +98,10 @@ def train(ask: Train, net: Net, round: Round, key: Key) -> Trained:
                 steppers[group].step(grads[group], lr, ask.frozen)
                 lr_sum[group] += lr
             if ask.project is not None:
-                _write(params, ask.project(params, ask.refs))
-        for name, value in {"objective": loss.value, **loss.metrics}.items():
+                _write(params, ask.project(params, ask.refs), ask.frozen or {})
+            objective = told["objective"] + loss.value if told else loss.value
+            told = {**told, **loss.metrics, "objective": objective}
+        for name, value in told.items():
             total = value.detach().double()  # stays on its device: reading it here would wait for every step
             totals[name] = totals[name] + total if name in totals else total
     metrics = {name: float(value) / max(num_steps, 1) for name, value in totals.items()}
@@ -85,16 +133,16 @@ def _gradients(
     if ask.frozen is not None:
         frozen = ask.frozen
         grads = {g: {n: v.masked_fill(frozen[n], 0.0) if n in frozen else v for n, v in t.items()} for g, t in grads.items()}
-    if ask.clip_norm is not None:
-        factor = float((ask.clip_norm / (norm(grads.values()) + 1e-12)).clamp(max=1.0))
-        grads = {g: {n: v * factor for n, v in t.items()} for g, t in grads.items()}
+    if ask.clip_norm is not None:  # the factor stays on its device: reading it here would wait for every step
+        length = torch.stack([squared_norm(t) for t in grads.values() if t]).sum().sqrt()
+        factor = (ask.clip_norm / (length + 1e-12)).clamp(max=1.0)
+        grads = {g: {n: v * factor.to(v.dtype) for n, v in t.items()} for g, t in grads.items()}
     return grads, loss
 
 
 def sweep(ask: Sweep, net: Net, key: Key) -> Tensors:
     streams = {name: as_examples(stream) for name, stream in ask.streams.items()}
-    main = next(iter(streams))
-    total = len(streams[main])
+    total = _common_length(streams)
     device, dtype = place_of(ask.params or ask.refs or ask.buffers, net)
     # drawn for all rows at once: an example's noise must not depend on the batch it falls into
     noise = {n: draw(key.fold("noise", n), 0, spec, total, device, dtype) for n, spec in ask.noise.items()}
@@ -183,7 +231,19 @@ def _detached(values: Tensors) -> Tensors:
     return {name: value.detach() for name, value in values.items()}
 
 
-def _write(params: Groups, values: Groups) -> None:
+def _write(params: Groups, values: Groups, frozen: Tensors) -> None:
+    """What a projection gives, except where a parameter is frozen."""
     for group, tensors in values.items():
         for name, value in tensors.items():
-            params[group][name].copy_(value.detach())
+            own = params[group][name]
+            own.copy_(torch.where(frozen[name], own, value.detach()) if name in frozen else value.detach())
+
+
+def _common_length(streams: Mapping[str, Examples]) -> int:
+    sizes = {name: len(stream) for name, stream in streams.items()}
+    total = next(iter(sizes.values()))
+    if total == 0:
+        raise ValueError("A Sweep was given a stream without examples. Leave this client out, or sweep over another part.")
+    if any(size != total for size in sizes.values()):
+        raise ValueError(f"The streams of a Sweep go side by side, found the lengths {sizes}. Sweep over one after the other.")
+    return total

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from coterie.data.examples import Population
 from coterie.engine.client import Failure, Finished
-from coterie.message import Message
-from coterie.method import Exchange, Method, Net, Plan, Predictor, Round, Site
+from coterie.message import Kind, Message
+from coterie.method import Exchange, Method, Net, Phase, Plan, Predictor, Round, Site
 from coterie.metrics.metric import Metric
 from coterie.randomness import Key
 from coterie.states import ClientId, Content
@@ -26,8 +26,11 @@ class World:
     metric: Metric
     seed: int
 
+    def phase(self, name: str) -> Phase:
+        return next(phase for phase in self.plan if phase.name == name)
+
     def method(self, phase: str) -> Method:
-        return next(p.method for p in self.plan if p.name == phase)
+        return self.phase(phase).method
 
     def site(self, client: ClientId, round: Round, public: Mapping[str, Content], attempt: int = 0) -> Site:
         key = Key(self.seed, ("round", round.index, "client", client))
@@ -52,6 +55,7 @@ class TrainJob:
     public: Mapping[str, Content]
     attempt: int = 0
     evaluate: bool = False
+    kinds: Mapping[str, Kind] = field(default_factory=dict)  # of the groups that it sends
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,14 +24,14 @@ def check(message: Message, slots: Mapping[str, Slot], sent: Message, *, norm_ra
         for name, value in tensors.items():
             _check_tensor(f"{group}/{name}", value, slots[group].spec[name])
     for group, slot in slots.items():
-        if group not in message.groups and slot.spec and not slot.subset and slot.reduce != "each" and "/" not in group:
+        if group not in message.groups and slot.spec and not slot.subset and slot.reduce != "each":
             raise Refused(f"sent no group '{group}'. The method's client must return every declared group.")
     weight = message.weight
     if weight is not None and not (bool(torch.isfinite(weight)) and float(weight) >= 0):
         raise Refused(f"sent the weight {float(weight)}. A weight must be a finite number >= 0.")
     for name, value in message.scalars.items():
-        if not bool(torch.isfinite(value).all()):
-            raise Refused(f"sent a scalar '{name}' that is not finite.")
+        if value.numel() != 1 or not bool(torch.isfinite(value)):
+            raise Refused(f"sent a scalar '{name}' that is not one finite number.")
     _check_size(message, slots, sent, norm_ratio)
 
 
@@ -40,6 +40,12 @@ def changes(message: Message, slots: Mapping[str, Slot], sent: Message) -> Messa
     groups = dict(message.groups)
     for name, group in message.groups.items():
         if slots[name].kind == "value" and slots[name].reduce != "each":
+            missing = sorted(group.keys() - sent.group(name).keys())
+            if missing:
+                raise Refused(
+                    f"sent '{missing[0]}' in '{name}' as a value, but received none that it could have changed. "
+                    f"The method's send must give it, or its slot must be of kind 'change'."
+                )
             groups[name] = sub(group, sent[name])
     return message.with_(**groups)
 

@@ -25,10 +25,17 @@ def check(
 ) -> None:
     """Refuse what `run` would refuse, and what every client would refuse in its first round. Writes and trains nothing."""
     choose_device(settings.devices)
-    choice = choose_backend(settings, plan, net.params, [len(parts.train) for parts in population.parts])
     world = World(plan, population, net, metric, settings.seed)
+    choice = choose_backend(
+        settings, plan, net.params, [len(parts.train) for parts in population.parts], exchanges=talks_in_mid_round(world)
+    )
     check_world(world, guards, settings, choice)
     _check_first_ask(world)
+
+
+def talks_in_mid_round(world: World) -> bool:
+    """Whether some phase's clients ask the server: their slots are named "<exchange>/<group>"."""
+    return any("/" in slot for phase in world.plan for slot in phase.method.slots(hub_of(world, _first_round(world, phase))))
 
 
 def check_world(world: World, guards: Guards, settings: Settings, choice: Choice) -> None:
@@ -59,8 +66,9 @@ def check_history(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> None:
         ran, round = line["phase"], line["round"]
         now = planned[round - 1] if round <= len(planned) else None
         if now != ran:
+            found = f"is '{now}'" if now else "does not exist"
             raise ValueError(
-                f"Round {round} was '{ran}' when it ran; in this plan it {f"is '{now}'" if now else 'does not exist'}. Resume with "
+                f"Round {round} was '{ran}' when it ran; in this plan it {found}. Resume with "
                 "the rounds that the run began with (a phase can grow until the next one begins), or start a new run."
             )
 

@@ -37,7 +37,10 @@ class CheckpointStore:
         self.folder = folder
         self.clients = ClientTable(folder / "clients", row_limit_bytes)
         self.server = ClientTable(folder / "server", row_limit_bytes)
+        self.saved = 0  # rounds that a resumed run would not repeat
         self._public: dict[str, tuple[str, int]] = {}  # name -> digest, checksum
+        self._swept = False  # whether files of an earlier process are cleared away
+        self._rows_of_the_one_before: list[Path] = []  # needed only as long as the checkpoint before the newest is kept
 
     def save(self, state: ServerState, progress: Progress) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -45,7 +48,6 @@ class CheckpointStore:
         manifest = {
             "round": progress.round,
             "state": [state_file, write_private(self.folder / state_file, pack_groups(state.shared))],
-            "groups": list(state.shared),
             "public": self._save_public(state.public),
             "clients": {str(c): list(saved) for c, saved in self.clients.save_changed().items()},
             "server": {str(c): list(saved) for c, saved in self.server.save_changed().items()},
@@ -56,6 +58,7 @@ class CheckpointStore:
         text = json.dumps(manifest)
         whole = json.dumps({"checksum": zlib.crc32(text.encode()), "manifest": manifest})
         write_private(self._manifest(progress.round), whole.encode())
+        self.saved = progress.round
         self._tidy()
 
     def load(self) -> tuple[ServerState, Progress, list[str]]:
@@ -63,10 +66,15 @@ class CheckpointStore:
         problems: list[str] = []
         for round in sorted(self._rounds(), reverse=True):
             try:
-                manifest = self._read(round)
-                return *self._restore(manifest), problems
+                state, progress = self._restore(self._read(round))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 problems.append(f"The checkpoint of round {round} is damaged ({error}).")
+                continue
+            for newer in self._rounds():
+                if newer > round:  # damaged; kept, it would push a whole one out
+                    self._manifest(newer).unlink()
+            self.saved = round
+            return state, progress, problems
         if problems:
             raise ValueError(" ".join(problems) + " No whole checkpoint is left; start the run again in a new folder.")
         raise ValueError(f"'{self.folder.parent}' has no checkpoint to resume from. Start the run again with --out.")
@@ -76,8 +84,6 @@ class CheckpointStore:
 
     def _restore(self, manifest: Mapping[str, Any]) -> tuple[ServerState, Progress]:
         shared = unpack_groups(self._whole(*manifest["state"]))
-        # empty groups leave no tensors behind, but a method may look for their name
-        shared = {name: shared.get(name, {}) for name in manifest["groups"]}
         public = {}
         for name, (digest, checksum) in manifest["public"].items():
             public[name] = Content(unpack(self._whole(f"public/{digest}.safetensors", checksum)), digest)
@@ -121,12 +127,22 @@ class CheckpointStore:
         return [int(path.stem.split("-")[1]) for path in self.folder.glob("manifest-*.json")]
 
     def _tidy(self) -> None:
-        """Delete what neither this checkpoint nor the one before needs."""
+        """Delete what neither this checkpoint nor the one before needs; only the first time by looking at every file."""
         rounds = sorted(self._rounds())
         for round in rounds[:-_KEPT]:
             self._manifest(round).unlink()
+            (self.folder / f"state-{round}.safetensors").unlink(missing_ok=True)
+        done, self._rows_of_the_one_before = self._rows_of_the_one_before, [*self.clients.replaced(), *self.server.replaced()]
+        if not self._swept:
+            self._sweep(rounds[-_KEPT:])
+            self._swept = True
+            return
+        for path in done:
+            path.unlink(missing_ok=True)
+
+    def _sweep(self, rounds: list[int]) -> None:
         needed: set[Path] = set()
-        for round in rounds[-_KEPT:]:
+        for round in rounds:
             try:
                 manifest = self._read(round)
             except (OSError, ValueError, KeyError):
@@ -145,4 +161,6 @@ def commit(store: CheckpointStore, state: ServerState, rows: Mapping[ClientId, A
     store.clients.commit(rows, version)
     if isinstance(state.rows, Overlay):
         store.server.commit(state.rows.changed, version)
+    elif state.rows is not store.server:
+        raise ValueError("absorb gave rows that are not the server's own. Change rows with state.with_rows({client: groups}).")
     return ServerState(state.shared, store.server, state.public)

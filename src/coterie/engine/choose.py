@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import types
+from dataclasses import dataclass, fields, is_dataclass
 
 import torch
 
@@ -21,15 +22,25 @@ class Choice:
     reason: str
 
 
-def choose_backend(settings: Settings, plan: Plan, params: Tensors, examples: list[int]) -> Choice:
+def choose_backend(settings: Settings, plan: Plan, params: Tensors, examples: list[int], *, exchanges: bool = False) -> Choice:
+    """`exchanges`: some method of the plan talks to the server in mid-round, which only `loop` can do."""
     cores = os.cpu_count() or 1
     workers = settings.workers or min(cores, len(examples))
+    device = choose_device(settings.devices)
     if settings.backend == "loop":
         return Choice("loop", 1, "asked for")
     if settings.backend == "pool":
+        if device.type != "cpu":
+            raise ValueError(f"The workers of a pool compute on the CPU, found {device}. Use --devices cpu, or --backend loop.")
         return Choice("pool", workers, "asked for")
-    if choose_device(settings.devices).type != "cpu":
+    if device.type != "cpu":
         return Choice("loop", 1, "one client after another on the accelerator")
+    if exchanges:
+        return Choice("loop", 1, "clients that talk to the server in mid-round stay in one process")
+    for phase in plan:
+        found = defined_in_main(phase.method)
+        if found is not None:
+            return Choice("loop", 1, f"worker processes can't import {found}, which is defined in __main__")
     widest = max((_cohort_size(phase.cohort, len(examples)) for phase in plan), default=0)
     if workers < 2 or widest < 2:
         return Choice("loop", 1, "one core, or one client at a time")
@@ -38,6 +49,15 @@ def choose_backend(settings: Settings, plan: Plan, params: Tensors, examples: li
     if work < _WORTH_A_POOL:
         return Choice("loop", 1, f"{work:.1e} parameters x examples are too few to pay for {workers} workers")
     return Choice("pool", workers, f"{workers} one-thread workers for {work:.1e} parameters x examples")
+
+
+def defined_in_main(value: object) -> str | None:
+    """The name of the first class or function of a method (or of what it holds) that only the running script has."""
+    kind = value if isinstance(value, type | types.FunctionType) else type(value)
+    if kind.__module__ == "__main__":
+        return kind.__qualname__
+    inside = [getattr(value, f.name) for f in fields(value)] if is_dataclass(value) and not isinstance(value, type) else []
+    return next((found for item in inside if (found := defined_in_main(item)) is not None), None)
 
 
 def choose_device(devices: str) -> torch.device:

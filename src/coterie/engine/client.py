@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
 import traceback
-from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coterie.engine.answers import Context, answer
+from coterie.engine.answers import Context, conduct
 from coterie.engine.evaluate import evaluate_client
-from coterie.message import Message
-from coterie.method import Exchange, Method, Site, Trained, as_run
+from coterie.message import Kind, Message
+from coterie.method import Exchange, Method, Site, Sweep, Train, as_run
 from coterie.metrics.metric import Metric
 from coterie.states import ClientId
-from coterie.tensors import Groups
+from coterie.tensors import Groups, refuse_others
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,51 +34,50 @@ class Finished:
     message: Message
     metrics: Mapping[str, float] = field(default_factory=dict)
     local: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # split -> metrics of its own model now
-    seconds: float = 0.0
     unusable: Failure | None = None  # its own model could not be evaluated: the border says why, or this does
 
 
 def drive(
-    method: Method, row: Groups, down: Message, site: Site, metric: Metric | None
+    method: Method, row: Groups, down: Message, site: Site, metric: Metric | None, kinds: Mapping[str, Kind]
 ) -> Generator[Exchange, Message, Finished | Failure]:
-    """Answer every Train and Sweep here; hand each Exchange out and go on with the server's answer."""
-    started = time.perf_counter()
-    context = Context(site.net, site.round, site.key)
-    asked: Counter[str] = Counter()
-    metrics: dict[str, float] = {}
+    """Answer every Train and Sweep here; hand each Exchange out and go on with the server's answer.
+
+    With a metric the client's own model is scored too; `kinds` says which sent groups are values and which changes.
+    """
+    told: list[tuple[str, Mapping[str, float]]] = []
     try:
-        run: Generator[Any, Any, tuple[Groups, Message]] = as_run(method.client(row, down, site))
-        reply: Any = None
-        error: Exception | None = None
-        while True:
-            try:
-                ask = run.throw(error) if error is not None else run.send(reply)
-            except StopIteration as stop:
-                new_row, message = stop.value
-                break
-            error = None
-            if isinstance(ask, Exchange):
-                reply = yield ask
-                continue
-            try:
-                reply = answer(ask, context, asked[ask.name])
-            except Exception as raised:
-                error = raised
-                continue
-            asked[ask.name] += 1
-            if isinstance(reply, Trained):
-                metrics |= {f"{ask.name}/{name}": value for name, value in reply.metrics.items()}
+        context = Context(site.net, site.round, site.key)
+        result = yield from conduct(as_run(method.client(row, down, site)), context, (Train, Sweep, Exchange), told)
+        new_row, message = checked(result, type(method).__name__)
     except Exception as error:
         return failure(error)
+    metrics = {f"{ask}/{name}": value for ask, numbers in told for name, value in numbers.items()}
     local: Mapping[str, Mapping[str, float]] = {}
     unusable = None
     if metric is not None:
-        own = down.with_(**{name: group for name, group in message.groups.items() if name in down.groups})
         try:
-            local = evaluate_client(method, new_row, own, site, metric)
+            local = evaluate_client(method, new_row, as_trained(down, message, kinds), site, metric)
         except Exception as error:
             unusable = failure(error)
-    return Finished(site.client, new_row, message, metrics, local, time.perf_counter() - started, unusable)
+    return Finished(site.client, new_row, message, metrics, local, unusable)
+
+
+def checked(result: Any, method: str) -> tuple[Groups, Message]:
+    """What a client run must give, before anybody relies on it."""
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], dict) and isinstance(result[1], Message)):
+        found = [type(part).__name__ for part in result] if isinstance(result, tuple) else type(result).__name__
+        raise ValueError(f"{method}.client must return (row, Message), found {found}. Return a dict of groups and a Message.")
+    refuse_others(result[0], "A client's row")
+    return result
+
+
+def as_trained(down: Message, up: Message, kinds: Mapping[str, Kind]) -> Message:
+    """The download with what this client has just trained in place of what it received."""
+    groups = {name: group for name, group in up.groups.items() if name in down.groups}
+    for name, group in groups.items():
+        if kinds.get(name) == "change":
+            groups[name] = {n: down[name][n] + change for n, change in group.items() if n in down[name]}
+    return down.with_(**groups)
 
 
 def failure(error: Exception) -> Failure:

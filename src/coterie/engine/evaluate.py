@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coterie.engine.answers import Context, answer, sweep
+from coterie.engine.answers import Context, conclude, conduct, sweep
 from coterie.message import Message
 from coterie.method import Examples, Method, Net, Predictor, Site, Sweep, as_run
 from coterie.metrics.metric import Metric
@@ -42,15 +42,6 @@ def evaluate_parts(predictor: Predictor, site: Site, metric: Metric) -> dict[str
 
 
 def _finish(result: Any, site: Site) -> Predictor | None:
-    run = as_run(result)
     context = Context(site.net, site.round, site.key.fold("personal"))
-    reply: Any = None
-    while True:
-        try:
-            ask = run.send(reply)
-        except StopIteration as stop:
-            found: Predictor | None = stop.value
-            return found
-        if not isinstance(ask, Sweep):
-            raise ValueError(f"personal() may ask Sweep only, found {type(ask).__name__}. Train in client() instead.")
-        reply = answer(ask, context)
+    found: Predictor | None = conclude(conduct(as_run(result), context, (Sweep,), []))
+    return found

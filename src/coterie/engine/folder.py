@@ -36,7 +36,11 @@ class RunFolder:
     def cut_back(self, sizes: Mapping[str, int]) -> None:
         """Forget every line after a checkpoint."""
         for log, size in sizes.items():
-            os.truncate(self.path / log, size)
+            path = self.path / log
+            found = path.stat().st_size if path.exists() else 0
+            if found < size:
+                raise ValueError(f"'{path}' has {found} bytes, but its checkpoint knows {size}: lines are lost. Start a new run.")
+            os.truncate(path, size)
 
     def lines(self, log: str, lines: Iterable[Mapping[str, Any]]) -> None:
         with (self.path / log).open("a") as file:

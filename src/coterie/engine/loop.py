@@ -39,7 +39,10 @@ class Loop:
             replies = answer({client: asked for client, (_, asked) in sorted(waiting.items())})
             for client, (run, _) in list(waiting.items()):
                 reply = replies[client]
-                asked, outcome = (None, reply) if isinstance(reply, Failure) else advance(run, reply)
+                if isinstance(reply, Failure):
+                    asked, outcome = None, reply
+                else:
+                    asked, outcome = advance(run, copied(reply))
                 if asked is not None:
                     waiting[client] = run, asked
                     continue
@@ -59,8 +62,12 @@ class Loop:
 def start(world: World, job: TrainJob) -> Generator[Exchange, Message, Finished | Failure]:
     """The client gets copies, as it would over a wire: a run that writes into what it received changes nobody else."""
     site = world.site(job.client, job.round, job.public, job.attempt)
-    row, down = clone_groups(job.row), replace(job.down, groups=clone_groups(job.down.groups))
-    return drive(world.method(job.round.phase), row, down, site, world.metric if job.evaluate else None)
+    row, down = clone_groups(job.row), copied(job.down)
+    return drive(world.method(job.round.phase), row, down, site, world.metric if job.evaluate else None, job.kinds)
+
+
+def copied(message: Message) -> Message:
+    return replace(message, groups=clone_groups(message.groups))
 
 
 def advance(

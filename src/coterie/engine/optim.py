@@ -46,6 +46,8 @@ class Stepper:
 
     def step(self, grads: Tensors, lr: float, frozen: Tensors | None) -> None:
         """One step; what `frozen` marks keeps its value and its optimiser state."""
+        if not self._names:
+            return  # torch's list functions refuse an empty list
         listed = [grads[name] for name in self._names]
         before = self._kept() if frozen is not None else []
         self._count += 1

@@ -7,8 +7,11 @@ that has to survive a round. A worker that dies costs its client the round, not 
 from __future__ import annotations
 
 import contextlib
+import pickle
+import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+import types
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -20,12 +23,12 @@ import torch.multiprocessing
 
 from coterie.data.examples import ClientParts, Population, View
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
+from coterie.engine.choose import defined_in_main
 from coterie.engine.client import Failure, Finished
 from coterie.engine.loop import advance, evaluate, start
 from coterie.message import Message, pack, pack_groups, unpack, unpack_groups
-from coterie.method import Predictor
+from coterie.method import Plan, Predictor, Round
 from coterie.states import ClientId, Content
-from coterie.tensors import Groups
 
 
 class Pool:
@@ -34,15 +37,18 @@ class Pool:
     name = "pool"
 
     def __init__(self, world: World, workers: int) -> None:
-        for phase in world.plan:
-            if type(phase.method).__module__ == "__main__":
-                raise ValueError(
-                    f"{type(phase.method).__name__} is defined in __main__, where worker processes can't import it. "
-                    "Put it into a module, or use --backend loop."
-                )
+        refuse_main(world.plan)
         self._context = torch.multiprocessing.get_context("spawn")
         self._world = replace(world, population=_Packed.of(world.population))  # type: ignore[arg-type]
-        self._workers = [_Worker.start(self._context, self._world) for _ in range(workers)]
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(workers):
+                self._workers.append(_Worker.start(self._context, self._world))
+            for worker in self._workers:  # they start side by side
+                worker.await_ready()
+        except BaseException:
+            self.close()
+            raise
 
     def train(self, jobs: Iterable[TrainJob], answer: AnswerExchange) -> Iterator[Outcome]:
         for client, reply in self._map(jobs):
@@ -61,30 +67,59 @@ class Pool:
     def _map(self, jobs: Iterable[TrainJob | EvaluateJob]) -> Iterator[tuple[ClientId, Any]]:
         """Keep every worker busy; a job is pulled (and its row loaded) only when one is free."""
         pending = iter(jobs)
-        busy: dict[Connection, tuple[_Worker, ClientId]] = {}
+        again: list[TrainJob | EvaluateJob] = []
+        tried_twice: set[ClientId] = set()
+        busy: dict[Connection, tuple[_Worker, TrainJob | EvaluateJob]] = {}
         idle = list(self._workers)
         while True:
-            while idle and (job := next(pending, None)) is not None:
+            while idle and (job := again.pop() if again else next(pending, None)) is not None:
                 worker = idle.pop()
                 worker.send(job)
-                busy[worker.connection] = worker, job.client
+                busy[worker.connection] = worker, job
             if not busy:
                 return
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
-                worker, client = busy.pop(ready)
+                worker, job = busy.pop(ready)
                 try:
                     reply = ready.recv()
                 except (EOFError, ConnectionResetError):
                     worker, reply = self._replace(worker)
+                    if isinstance(job, EvaluateJob) and job.client not in tried_twice:
+                        tried_twice.add(job.client)  # a client may lose a round, but a run needs its evaluation
+                        again.append(job)
+                        idle.append(worker)
+                        continue
                 idle.append(worker)
-                yield client, reply
+                yield job.client, reply
 
     def _replace(self, dead: _Worker) -> tuple[_Worker, Failure]:
         dead.process.join()
         fresh = _Worker.start(self._context, self._world)
         self._workers[self._workers.index(dead)] = fresh
+        fresh.await_ready()
         return fresh, Failure(f"lost its worker process, which died with exit code {dead.process.exitcode}.")
+
+
+def refuse_main(plan: Plan) -> None:
+    for phase in plan:
+        found = defined_in_main(phase.method)
+        if found is not None:
+            raise ValueError(
+                f"{found} is defined in __main__, where worker processes can't import it. "
+                "Put it into a module, or use --backend loop."
+            )
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Hide the script that runs: a process that starts now would run it again from its first line, unless it is guarded."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @dataclass(eq=False)
@@ -94,15 +129,34 @@ class _Worker:
     process: BaseProcess
     connection: Connection
     known: set[str] = field(default_factory=set)
+    round: Round | None = None
     predictor: Predictor | None = None
 
     @classmethod
     def start(cls, context: Any, world: World) -> _Worker:
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, world), daemon=True)
-        process.start()
+        try:
+            with without_main():
+                process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"Something of this run can't travel to a worker process ({error}). "
+                "Define methods, nets, losses and metrics at the top of a module, or use --backend loop."
+            ) from error
         theirs.close()
         return cls(process, ours)
+
+    def await_ready(self) -> None:
+        """A worker that can't start would die again for every client, so it ends the run at once."""
+        try:
+            self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            raise ValueError(
+                f"A worker process could not start (exit code {self.process.exitcode}); what it said stands above. "
+                "Mend that, or use --backend loop."
+            ) from None
 
     def send(self, job: TrainJob | EvaluateJob) -> None:
         try:
@@ -110,17 +164,19 @@ class _Worker:
                 if content.digest not in self.known:
                     self.connection.send(("public", content.digest, pack(content.tensors)))
                     self.known.add(content.digest)
+            if job.round != self.round:  # once, not with every job: it names the whole cohort
+                self.connection.send(("round", job.round))
+                self.round = job.round
             names = {name: content.digest for name, content in job.public.items()}
             if isinstance(job, TrainJob):
-                head = (job.client, job.round, names, job.attempt, job.evaluate)
-                self.connection.send(("train", head, _pack_row(job.row), job.down.to_bytes()))
+                head = (job.client, names, job.attempt, job.evaluate, dict(job.kinds))
+                self.connection.send(("train", head, pack_groups(job.row), job.down.to_bytes()))
                 return
             if job.predictor is not None and job.predictor is not self.predictor:
                 self.connection.send(("predictor", *_pack_predictor(job.predictor)))
             self.predictor = job.predictor or self.predictor
-            head_ = (job.client, job.round, names, job.predictor is not None)
-            row, down = (job.row, job.down) if job.predictor is None else ({}, Message())
-            self.connection.send(("evaluate", head_, _pack_row(row), down.to_bytes()))
+            head_ = (job.client, names, job.predictor is not None)
+            self.connection.send(("evaluate", head_, pack_groups(job.row), job.down.to_bytes()))
         except (BrokenPipeError, ConnectionResetError):
             pass  # the worker died: reading its answer says so
 
@@ -135,71 +191,71 @@ class _Worker:
 def _work(connection: Connection, world: World) -> None:
     """A worker's life: until the parent says stop or goes away."""
     torch.set_num_threads(1)
-    world = replace(world, population=world.population.unpacked())  # type: ignore[attr-defined]
-    public: dict[str, Content] = {}
-    predictor: Predictor | None = None
+    known = _Known(replace(world, population=world.population.unpacked()))  # type: ignore[attr-defined]
     try:
+        connection.send("ready")
         while (order := connection.recv()) is not None:
             kind, *rest = order
             if kind == "public":
                 digest, data = rest
-                public[digest] = Content(unpack(data), digest)
-                continue
-            if kind == "predictor":
-                predictor = _unpack_predictor(*rest)
-                continue
-            head, row, down = rest
-            contents = {name: public[digest] for name, digest in head[2].items()}
-            try:
-                connection.send(_do(world, kind, head, _unpack_row(row), Message.from_bytes(down), contents, predictor))
-            except Exception as error:
-                connection.send(Failure(f"raised {type(error).__name__}: {error}", traceback.format_exc()))
+                known.public[digest] = Content(unpack(data), digest)
+            elif kind == "round":
+                (known.round,) = rest
+            elif kind == "predictor":
+                known.predictor = _unpack_predictor(*rest)
+            else:
+                try:
+                    reply = _do(known, kind, *rest)
+                except Exception as error:
+                    reply = Failure(f"raised {type(error).__name__}: {error}", traceback.format_exc())
+                connection.send(reply)
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
         pass
 
 
-def _do(
-    world: World, kind: str, head: Any, row: Groups, down: Message, public: Mapping[str, Content], predictor: Predictor | None
-) -> Any:
+@dataclass(eq=False)
+class _Known:
+    """What a worker was told once and need not be told again."""
+
+    world: World
+    public: dict[str, Content] = field(default_factory=dict)
+    round: Round | None = None
+    predictor: Predictor | None = None
+
+
+def _do(known: _Known, kind: str, head: Any, packed_row: bytes, packed_down: bytes) -> Any:
+    world, round = known.world, known.round
+    assert round is not None
+    client, names, *rest = head
+    public = {name: known.public[digest] for name, digest in names.items()}
+    row, down = unpack_groups(packed_row), Message.from_bytes(packed_down)
     if kind == "evaluate":
-        client, round, _, given = head
-        return evaluate(world, EvaluateJob(client, round, public, row, down, predictor if given else None))
-    client, round, _, attempt, local = head
-    asked, outcome = advance(start(world, TrainJob(client, round, row, down, public, attempt, local)), None)
+        (given,) = rest
+        return evaluate(world, EvaluateJob(client, round, public, row, down, known.predictor if given else None))
+    attempt, local, kinds = rest
+    asked, outcome = advance(start(world, TrainJob(client, round, row, down, public, attempt, local, kinds)), None)
     assert asked is None, "methods with exchanges are refused when the run is built"
     if isinstance(outcome, Failure):
         return replace(outcome, error=None)  # the exception itself may not travel
     assert isinstance(outcome, Finished)
     unusable = None if outcome.unusable is None else replace(outcome.unusable, error=None)
-    numbers = (outcome.metrics, outcome.local, outcome.seconds, unusable)
-    return (client, _pack_row(outcome.row), outcome.message.to_bytes(), *numbers)
+    numbers = (outcome.metrics, outcome.local, unusable)
+    return (client, pack_groups(outcome.row), outcome.message.to_bytes(), *numbers)
 
 
 def _unpack_finished(reply: Any) -> Finished:
     client, row, message, *numbers = reply
-    return Finished(client, _unpack_row(row), Message.from_bytes(message), *numbers)
-
-
-def _pack_row(row: Groups) -> tuple[list[str], bytes]:
-    """Empty groups leave no tensors behind, so their names travel beside them."""
-    return list(row), pack_groups(row)
-
-
-def _unpack_row(packed: tuple[list[str], bytes]) -> Groups:
-    names, data = packed
-    groups = unpack_groups(data)
-    return {name: groups.get(name, {}) for name in names}
+    return Finished(client, unpack_groups(row), Message.from_bytes(message), *numbers)
 
 
 def _pack_predictor(predictor: Predictor) -> tuple[Any, ...]:
-    parts = (_pack_row(predictor.params), _pack_row(predictor.buffers), _pack_row(predictor.refs))
+    parts = (pack_groups(predictor.params), pack_groups(predictor.buffers), pack_groups(predictor.refs))
     return predictor.fn, *parts, dict(predictor.noise)
 
 
-def _unpack_predictor(fn: Any, params: Any, buffers: Any, refs: Any, noise: Any) -> Predictor:
-    return Predictor(
-        fn=fn, params=_unpack_row(params), buffers=_unpack_row(buffers), refs=_unpack_row(refs), noise=noise
-    )
+def _unpack_predictor(fn: Any, params: bytes, buffers: bytes, refs: bytes, noise: Any) -> Predictor:
+    groups = {"params": unpack_groups(params), "buffers": unpack_groups(buffers), "refs": unpack_groups(refs)}
+    return Predictor(fn=fn, noise=noise, **groups)
 
 
 @dataclass(frozen=True, eq=False)

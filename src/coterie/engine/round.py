@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from coterie.engine.answers import Context, answer
+from coterie.engine.answers import Context, conclude, conduct
 from coterie.engine.backend import Backend, TrainJob, World
 from coterie.engine.border import Refused, changes, check
 from coterie.engine.client import Failure, Finished
 from coterie.engine.wire import Ledger
 from coterie.message import Message, Slot
-from coterie.method import Exchange, Hub, Method, Round, as_run
+from coterie.method import Exchange, Hub, Method, Nobody, Round, Sweep, Train, as_run
 from coterie.privacy.guards import Guards
 from coterie.privacy.noise import NoiseSource
 from coterie.randomness import Key
@@ -71,13 +70,16 @@ class RoundRunner:
         self.round = round
         self.method: Method = world.method(round.phase)
         self.hub = hub_of(world, round)
-        self.slots = self.method.slots(self.hub)
+        declared = self.method.slots(self.hub)
+        self.slots = {name: slot for name, slot in declared.items() if "/" not in name}
+        # nothing was sent down under an exchange's names, so what arrives is taken as it is
+        self.exchanged = {name: replace(slot, kind="change") for name, slot in declared.items() if "/" in name}
         self.rows = rows
         self.fresh = fresh  # clients whose row may lack groups of this phase's method
         self.attempt = attempt
         self.evaluate_local = evaluate_local
         self.state = with_server_rows(self.method, state, round.cohort, self.hub)
-        self.noise = NoiseSource(None if rules.guards.audit_seed is None else rules.guards.audit_seed + round.index)
+        self.noise = NoiseSource(rules.guards.audit_seed, round.index)
         self.downs: dict[ClientId, Message] = {}
         self.result = RoundResult(self.state, {}, Ledger(round.index + 1, round.phase), ())
         self.result.delivered = {name: set(clients) for name, clients in delivered.items()}
@@ -102,7 +104,7 @@ class RoundRunner:
             result.local[client] = outcome.local
             result.metrics.append(outcome.metrics)
         result.returned = tuple(returned)
-        if guards.private and not returned:
+        if guards.private and not self.round.cohort and not isinstance(self.world.phase(self.round.phase).cohort, Nobody):
             fold.add(guards.nothing_but_noise(self.slots, self.noise))
         elif self.round.cohort and len(returned) < self.rules.min_cohort:
             raise TooFew(
@@ -124,7 +126,7 @@ class RoundRunner:
                     self.result.ledger.count_once(name, sum(map(num_bytes, content.tensors.values())))
             yield TrainJob(
                 client, self.round, self.row(client), down, self.state.public, self.attempt,
-                evaluate=client in self.evaluate_local,
+                evaluate=client in self.evaluate_local, kinds={name: slot.kind for name, slot in self.slots.items()},
             )  # fmt: skip
 
     def row(self, client: ClientId) -> Groups:
@@ -136,12 +138,13 @@ class RoundRunner:
         if isinstance(outcome, Failure):
             self.result.left_out.append((client, outcome))
             return None
-        self.result.ledger.count("up", outcome.message)
         try:
             message = self._guard(outcome.message, self.slots, down)
         except Refused as refused:
+            self.result.ledger.count("up", outcome.message)  # what crossed is counted all the same
             self.result.left_out.append((client, Failure(str(refused))))
             return None
+        self.result.ledger.count("up", message)
         if outcome.unusable is not None:
             self.result.left_out.append((client, outcome.unusable))
             return None
@@ -155,17 +158,17 @@ class RoundRunner:
     def _answer(self, asked: Mapping[ClientId, Exchange]) -> Mapping[ClientId, Message | Failure]:
         """Answer a mid-round question of everybody who is still in the round."""
         name = next(iter(asked.values())).name
-        slots = {slot.removeprefix(f"{name}/"): s for slot, s in self.slots.items() if slot.startswith(f"{name}/")}
+        slots = {slot.removeprefix(f"{name}/"): s for slot, s in self.exchanged.items() if slot.startswith(f"{name}/")}
         replies: dict[ClientId, Message | Failure] = {}
         arrived: dict[ClientId, Message] = {}
         for client, ask in asked.items():
-            self.result.ledger.count("up", ask.message, exchange=ask.name)
             try:
                 if ask.name != name:
                     raise Refused(f"asked the exchange '{ask.name}' while others asked '{name}'.")
                 arrived[client] = self._guard(ask.message, slots, Message())
             except Refused as refused:
                 replies[client] = Failure(str(refused))
+            self.result.ledger.count("up", arrived.get(client, ask.message), exchange=ask.name)
         self.state, answers = self.method.answer(self.state, name, arrived, self.hub)
         for client in arrived:
             if client in answers:
@@ -177,20 +180,14 @@ class RoundRunner:
 
     def _absorb(self, mean: Message | None, each: Mapping[ClientId, Message]) -> ServerState:
         hub = replace(self.hub, returned=self.result.returned)
-        run: Any = as_run(self.method.absorb(self.state, mean, each, hub))
+        told: list[tuple[str, Mapping[str, float]]] = []
         context = Context(self.world.net, self.round, hub.key)
-        asked: dict[str, int] = {}
-        reply: Any = None
-        while True:
-            try:
-                ask = run.send(reply)
-            except StopIteration as stop:
-                state: ServerState = stop.value
-                return state
-            reply = answer(ask, context, asked.get(ask.name, 0))
-            asked[ask.name] = asked.get(ask.name, 0) + 1
-            if hasattr(reply, "metrics"):
-                self.result.metrics.append({f"server/{ask.name}/{name}": value for name, value in reply.metrics.items()})
+        state = conclude(conduct(as_run(self.method.absorb(self.state, mean, each, hub)), context, (Train, Sweep), told))
+        if not isinstance(state, ServerState):
+            name = type(self.method).__name__
+            raise ValueError(f"{name}.absorb must return a ServerState, found {type(state).__name__}. Return the new state.")
+        self.result.metrics += [{f"server/{ask}/{name}": v for name, v in numbers.items()} for ask, numbers in told]
+        return state
 
 
 def hub_of(world: World, round: Round) -> Hub:
@@ -198,10 +195,11 @@ def hub_of(world: World, round: Round) -> Hub:
 
 
 def with_server_rows(method: Method, state: ServerState, clients: tuple[ClientId, ...], hub: Hub) -> ServerState:
-    """The state with the server's row about every one of these clients."""
+    """The state with the server's row about every one of these clients; an older phase's row gets the new groups."""
     first = method.server_row(hub)
-    missing = [client for client in clients if client not in state.rows] if first else []
-    return state.with_rows(dict.fromkeys(missing, first)) if missing else state
+    rows = {client: state.rows.get(client, {}) for client in clients} if first else {}
+    lacking = {client: {**first, **row} for client, row in rows.items() if first.keys() - row.keys()}
+    return state.with_rows(lacking) if lacking else state
 
 
 def row_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ import torch
 
 from coterie.data.examples import Population
 from coterie.engine.backend import Backend, EvaluateJob, World
-from coterie.engine.check import check_history, check_world
+from coterie.engine.check import check_history, check_world, talks_in_mid_round
 from coterie.engine.checkpoint import CheckpointStore, Progress, commit
 from coterie.engine.choose import choose_backend, choose_device, set_precision
 from coterie.engine.evaluate import score_predictor
@@ -23,7 +23,9 @@ from coterie.engine.pool import Pool
 from coterie.engine.record import client_rows, describe
 from coterie.engine.round import RoundResult, RoundRunner, Rules, TooFew, hub_of, row_of, with_server_rows
 from coterie.engine.settings import Settings
-from coterie.method import Phase, Plan, Round
+from coterie.engine.wire import WAYS
+from coterie.message import Message
+from coterie.method import Phase, Plan, Predictor, Round
 from coterie.metrics.metric import Metric
 from coterie.models.net import Net
 from coterie.privacy.guards import Guards
@@ -79,7 +81,8 @@ class Runner:
         device, dtype = choose_device(settings.devices), set_precision(settings.precision)
         self.world = World(plan, placed(population, device, dtype), net.to(device, dtype), metric, settings.seed)
         self.device = device
-        self.choice = choose_backend(settings, plan, net.params, [len(parts.train) for parts in population.parts])
+        sizes = [len(parts.train) for parts in population.parts]
+        self.choice = choose_backend(settings, plan, net.params, sizes, exchanges=talks_in_mid_round(self.world))
         self.total = sum(phase.rounds for phase in plan)
         self.path = path
         self.folder = RunFolder(path, list(metric.directions))
@@ -111,11 +114,11 @@ class Runner:
     def run(self) -> Finish:
         if self.progress.round == self.total:
             return self.finish()
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.settings.threads)
         backend: Backend = Pool(self.world, self.choice.workers) if self.choice.backend == "pool" else Loop(
             self.world, self.settings.order
         )
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.settings.threads)
         try:
             first = 0
             for phase in self.world.plan:
@@ -123,7 +126,7 @@ class Runner:
                     self.one_round(backend, phase, first, index)
                 first += phase.rounds
         except KeyboardInterrupt:
-            self.watcher.note(f"Stopped after round {self.progress.round} of {self.total}.")
+            self.watcher.note(f"Stopped; {self.store.saved} of {self.total} rounds are saved.")
             raise
         finally:
             backend.close()
@@ -132,26 +135,26 @@ class Runner:
 
     def one_round(self, backend: Backend, phase: Phase, first: int, index: int) -> None:
         started = time.perf_counter()
-        result = self.attempt(backend, phase, first, index)
+        result, lost = self.attempt(backend, phase, first, index)
         round = self.round_at(phase, first, index, result.returned)
         self.state = commit(self.store, result.state, result.rows, index + 1)
         self.progress.delivered = result.delivered
         scores = self.evaluate(backend, phase, round, result) if self.evaluated(index) else {}
         head = {"round": index + 1, "phase": phase.name}
         lines = evaluation_lines(scores, self.world.metric.directions, head)
-        up, down = result.ledger.total("up"), result.ledger.total("down")
+        ledgers = [*(few.result.ledger for few in lost), result.ledger]  # what a repeated round sent has crossed all the same
+        up, down = (sum(ledger.total(way) for ledger in ledgers) for way in WAYS)
         self.bytes_total += up + down
         seconds = time.perf_counter() - started
-        told = [
-            {**head, "event": "client_left_out", "client": c, "name": self.world.population.names[c], "reason": f.reason}
-            for c, f in result.left_out
-        ]
+        told = self.left_out(head, result)
+        repeated = [line for few in lost for line in self.lost(head, few)]
         numbers = {name: _mean([m[name] for m in result.metrics if name in m]) for name in _names(result.metrics)}
-        self.folder.lines("wire.jsonl", result.ledger.entries())
-        self.folder.lines("metrics.jsonl", [*lines, *told, {
+        self.folder.lines("wire.jsonl", [entry for ledger in ledgers for entry in ledger.entries()])
+        self.folder.lines("metrics.jsonl", [*lines, *repeated, *told, {
             **head, "event": "round", "seconds": seconds, "bytes_up": up, "bytes_down": down,
             "cohort": len(result.returned) + len(result.left_out), "returned": len(result.returned),
             "train_loss": next((v for n, v in numbers.items() if n.endswith("/objective")), None), "train": numbers,
+            "kept_bytes": result.kept_bytes,
         }])  # fmt: skip
         self.folder.clients(client_rows(scores, self.world.population, index + 1))
         self.progress.round = index + 1
@@ -163,10 +166,22 @@ class Runner:
             self.watcher.note(f"Round {index + 1}: client {line['client']} left out: {line['reason']}")
         self.watcher.round(index + 1, phase.name, seconds, self.headline(lines), self.bytes_total)
 
-    def attempt(self, backend: Backend, phase: Phase, first: int, index: int) -> RoundResult:
+    def left_out(self, head: Mapping[str, Any], result: RoundResult) -> list[dict[str, Any]]:
+        names = self.world.population.names
+        return [
+            {**head, "event": "client_left_out", "client": c, "name": names[c], "reason": f.reason} for c, f in result.left_out
+        ]
+
+    def lost(self, head: Mapping[str, Any], few: TooFew) -> list[dict[str, Any]]:
+        """What is told of a round that had too few clients."""
+        return [*self.left_out(head, few.result), {**head, "event": "round_repeated", "reason": str(few)}]
+
+    def attempt(self, backend: Backend, phase: Phase, first: int, index: int) -> tuple[RoundResult, list[TooFew]]:
         """The round, repeated with a new cohort when too few come back (never under noise: it counts as spent)."""
         attempts = 1 if self.guards.private else self.settings.max_attempts
-        rules = Rules(self.guards, self.settings.min_cohort, self.settings.norm_ratio)
+        shares = self.guards.min_cohort if self.guards.private and self.guards.split == "share" else 1
+        rules = Rules(self.guards, max(self.settings.min_cohort, shares), self.settings.norm_ratio)
+        lost: list[TooFew] = []
         for attempt in range(attempts):
             key = Key(self.settings.seed, ("cohort", index, *(("attempt", attempt) if attempt else ())))
             cohort = phase.cohort.draw(len(self.world.population), key)
@@ -174,26 +189,24 @@ class Runner:
             state = with_new_groups(self.state, phase.method.server_state(hub_of(self.world, round)))
             fresh = frozenset(c for c in cohort if (self.store.clients.version(c) or 0) <= first)
             local = frozenset(cohort if self.evaluated(index) else ()) & self.chosen(round, cohort)
+            delivered = lost[-1].result.delivered if lost else self.progress.delivered
             runner = RoundRunner(
-                self.world, backend, rules, round, state, self.store.clients, fresh, self.progress.delivered,
+                self.world, backend, rules, round, state, self.store.clients, fresh, delivered,
                 attempt=attempt, evaluate_local=local,
             )  # fmt: skip
             try:
-                return runner.run()
+                return runner.run(), lost
             except TooFew as few:
-                last, failures = few, few.result.left_out
-                for client, failure in failures:
+                lost.append(few)
+                for client, failure in few.result.left_out:
                     self.watcher.note(f"Round {index + 1}: client {client} left out: {failure.reason}")
+        last, failures = lost[-1], lost[-1].result.left_out
         reasons = "; ".join(f"client {client} {failure.reason.rstrip('.')}" for client, failure in failures[:3])
-        left = [
-            {"round": index + 1, "phase": phase.name, "event": "client_left_out", "client": c, "reason": f.reason}
-            for c, f in failures
-        ]
-        self.folder.lines("metrics.jsonl", left)
+        self.folder.lines("metrics.jsonl", self.left_out({"round": index + 1, "phase": phase.name}, last.result))
         cause = next((failure.error for _, failure in failures if failure.error is not None), None)
         raise RunError(
             f"{last} Tried {attempts} time{'' if attempts == 1 else 's'}{': ' if reasons else ''}{reasons}. "
-            f"{self.progress.round} rounds are saved; mend the cause and resume the run."
+            f"{self.store.saved} rounds are saved; mend the cause and resume the run."
         ) from cause
 
     def evaluate(
@@ -205,11 +218,14 @@ class Runner:
         hub = hub_of(self.world, round)
         state = with_server_rows(phase.method, self.state, clients, hub)
 
-        def jobs(predictor: Any) -> Any:
+        def jobs(predictor: Predictor | None) -> Iterator[EvaluateJob]:
             for client in clients:
+                if predictor is not None:  # the same for everybody: no row has to be loaded
+                    yield EvaluateJob(client, round, state.public, {}, Message(), predictor)
+                    continue
                 fresh = (self.store.clients.version(client) or 0) <= round.index - round.phase_index
                 row = row_of(self.world, phase.method, self.store.clients, client, round, state, fresh=fresh)
-                yield EvaluateJob(client, round, state.public, row, phase.method.send(state, client, hub), predictor)
+                yield EvaluateJob(client, round, state.public, row, phase.method.send(state, client, hub))
 
         predictor = phase.method.global_model(state, hub)
         for model, given in (("global", predictor), ("personal", None)):
@@ -280,9 +296,15 @@ def summarise_run(runner: Runner) -> dict[str, Any]:
         "backend": runner.choice.backend,
         "privacy": None if guards.clip is None else {
             "clip": guards.clip, "noise": guards.noise, "split": guards.split, "epsilon": None,
-            "note": "clipped and noised, not accounted: no epsilon is claimed",
+            "note": privacy_note(guards),
         },
     }  # fmt: skip
+
+
+def privacy_note(guards: Guards) -> str:
+    done = "clipped and noised" if guards.private else "clipped, without noise"
+    repeatable = "; the noise has an audit seed, so it can be repeated and protects nobody" if guards.audit_seed is not None else ""
+    return f"{done}, not accounted: no epsilon is claimed{repeatable if guards.private else ''}"
 
 
 def run(

@@ -10,13 +10,15 @@ from typing import Literal, TypedDict
 from coterie.message import Message
 
 ONCE = -1  # the round in which content that is sent only once is booked
+Way = Literal["up", "down"]
+WAYS: tuple[Way, Way] = ("up", "down")
 
 
 class Entry(TypedDict):
     round: int
     phase: str
     exchange: str | None
-    direction: Literal["up", "down"]
+    direction: Way
     slot: str
     bytes: int
     clients: int
@@ -29,11 +31,11 @@ class Ledger:
 
     round: int
     phase: str
-    _bytes: dict[tuple[int, str | None, Literal["up", "down"], str], list[int]] = field(
+    _bytes: dict[tuple[int, str | None, Way, str], list[int]] = field(
         default_factory=lambda: defaultdict(lambda: [0, 0])
     )
 
-    def count(self, direction: Literal["up", "down"], message: Message, exchange: str | None = None) -> None:
+    def count(self, direction: Way, message: Message, exchange: str | None = None) -> None:
         for slot, size in message.bytes_by_slot().items():
             self._book(self.round, exchange, direction, slot, size)
 
@@ -41,12 +43,12 @@ class Ledger:
         """Public content that this client receives for the first and only time."""
         self._book(ONCE, None, "down", name, size)
 
-    def _book(self, round: int, exchange: str | None, direction: Literal["up", "down"], slot: str, size: int) -> None:
+    def _book(self, round: int, exchange: str | None, direction: Way, slot: str, size: int) -> None:
         cell = self._bytes[(round, exchange, direction, slot)]
         cell[0] += size
         cell[1] += 1
 
-    def total(self, direction: Literal["up", "down"]) -> int:
+    def total(self, direction: Way) -> int:
         return sum(size for (_, _, way, _), (size, _) in self._bytes.items() if way == direction)
 
     def entries(self) -> Iterable[Entry]:

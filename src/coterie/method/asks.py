@@ -33,7 +33,7 @@ SweepFn: TypeAlias = Callable[[Groups, Groups, Groups, Batch, Net], Tensors]
 
 def check_function(fn: object, role: str) -> None:
     """Refuse what has no value of its own: asks are grouped, stacked and captured by equal functions."""
-    if fn is None or (is_dataclass(fn) and not isinstance(fn, type) and callable(fn)):
+    if fn is None or (_is_frozen(fn) and callable(fn)):
         return
     if isinstance(fn, types.FunctionType) and "<" not in fn.__qualname__:
         return
@@ -87,8 +87,23 @@ class Train:
             raise ValueError("A Train needs either a loss or turns, not both and not neither. Give loss=... for one loss.")
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"A Train needs epochs or steps, found epochs={self.epochs}, steps={self.steps}. Give one.")
+        if self.epochs is not None and not self.streams:
+            raise ValueError("A Train without streams has no passes to count, found epochs and no stream. Give steps=... instead.")
         for fn in (self.loss, *self.terms, *self.adjusts, self.gradient, self.project):
             check_function(fn, "function")
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Every group that moves is there, and there is a rule for how it moves."""
+        for turn in self.turns:
+            unknown = sorted(turn.moves - self.params.keys())
+            if unknown or not turn.moves:
+                raise ValueError(
+                    f"A Turn moves {unknown or 'nothing'}, but this Train has the groups {sorted(self.params)}. Name some of those."
+                )
+        if isinstance(self.optim, Mapping) and self.params.keys() - self.optim.keys():
+            missing = sorted(self.params.keys() - self.optim.keys())
+            raise ValueError(f"This Train has no optimiser for {missing}, only for {sorted(self.optim)}. Give one for each group.")
 
     def __iter__(self) -> Generator[Train, Any, Trained]:
         got: Trained = yield self
@@ -135,6 +150,8 @@ class Sweep:
 
     def __post_init__(self) -> None:
         check_function(self.fn, "fn")
+        if not self.streams:
+            raise ValueError("A Sweep passes over data, but found no stream. Give streams={'local': ...}.")
 
     def __iter__(self) -> Generator[Sweep, Any, Tensors]:
         got: Tensors = yield self
@@ -168,6 +185,13 @@ class Predictor:
 
 
 Ask: TypeAlias = Train | Sweep | Exchange
+
+
+def _is_frozen(fn: object) -> bool:
+    """Whether it is an instance of a frozen dataclass: only then equal values mean equal functions, for good."""
+    if not is_dataclass(fn) or isinstance(fn, type):
+        return False
+    return bool(getattr(type(fn), "__dataclass_params__").frozen)  # noqa: B009 - not in the type's stub
 
 
 def _with_refs(old: Groups, new: Mapping[str, Tensors]) -> Groups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -59,6 +60,9 @@ class Named:
         missing = [c for c in self.clients if not 0 <= c < num_clients]
         if missing:
             raise ValueError(f"Clients {missing} do not exist; there are {num_clients}. Use ids from 0 to {num_clients - 1}.")
+        if len(set(self.clients)) < len(self.clients):
+            twice = sorted(c for c, times in Counter(self.clients).items() if times > 1)
+            raise ValueError(f"Clients {twice} are named more than once. Name every client once.")
         return tuple(sorted(self.clients))
 
 

@@ -49,8 +49,9 @@ def mouth_opening(video: Tensor, box: Tensor) -> Tensor:
 
 def correlation_over_time(a: Tensor, b: Tensor) -> Tensor:
     """Pearson correlation of each row of [clips, frames]; 0 where one of them does not move."""
-    a, b = (x.double() - x.double().mean(dim=1, keepdim=True) for x in (a, b))
-    return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)).clamp(min=1e-12)
+    a, b = a.double() - a.double().mean(dim=1, keepdim=True), b.double() - b.double().mean(dim=1, keepdim=True)
+    lengths: Tensor = torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(b, dim=1)
+    return (a * b).sum(1) / lengths.clamp(min=1e-12)
 
 
 def jitter(video: Tensor) -> Tensor:

@@ -59,6 +59,12 @@ class Guards:
         if self.clip is None:
             return
         for name, slot in slots.items():
+            whole = [key for key, (_, dtype) in slot.spec.items() if not dtype.is_floating_point]
+            if slot.guard == "update" and whole:
+                raise ValueError(
+                    f"{method} sends '{whole[0]}' in '{name}' as whole numbers, which can't be scaled or noised. "
+                    "Send floats, or leave out clip and noise."
+                )
             if slot.reduce == "each" and slot.guard == "update":
                 raise ValueError(
                     f"{method} needs every client's own '{name}', which a clip on the summed change does not protect. "
@@ -75,19 +81,29 @@ class Guards:
         if self.clip is None:
             return message
         guarded = [name for name in message.groups if slots[name].guard == "update"]
+        if not guarded and message.weight is None and not message.scalars:
+            return message  # nothing that tells of the data
         length = norm(message.groups[name] for name in guarded)
         factor = float((self.clip / length.clamp(min=1e-30)).clamp(max=1.0))
         if not self.private:
             return message.with_(**{name: scale(message[name], factor) for name in guarded}) if factor < 1 else message
+        if message.scalars:
+            raise ValueError(
+                f"The scalars {sorted(message.scalars)} would leave the client unguarded, so noise on the rest protects nobody. "
+                "Don't send them, or leave out noise."
+            )
         weight = self._weight(message)
         groups = {name: noise.add(scale(message[name], factor * weight), self.noise_std) for name in guarded}
         block = noise.add({"weight": torch.tensor(self.kappa * self.clip * weight, dtype=torch.float64)}, self.noise_std)
         return replace(message, groups={**message.groups, **groups}, weight=block["weight"] / (self.kappa * self.clip))
 
     def nothing_but_noise(self, slots: Mapping[str, Slot], noise: NoiseSource) -> Message:
-        """What an empty cohort releases: the same noise on zeros, so that emptiness is not told."""
+        """What an empty cohort releases: the same noise on zeros, so that emptiness is not told.
+
+        Where clients carry shares, one Message here carries what a smallest cohort's shares add up to.
+        """
         zeros = {name: _zeros(slot) for name, slot in slots.items() if slot.guard == "update"}
-        return self.apply(Message(zeros, weight=torch.zeros((), dtype=torch.float64)), slots, noise)
+        return replace(self, split="full").apply(Message(zeros, weight=torch.zeros((), dtype=torch.float64)), slots, noise)
 
     def _weight(self, message: Message) -> float:
         weight = 1.0 if message.weight is None else float(message.weight)

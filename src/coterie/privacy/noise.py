@@ -12,10 +12,14 @@ from coterie.tensors import Tensors
 
 
 class NoiseSource:
-    """Draws fresh noise. An `audit_seed` makes it repeatable, which protects nobody: reports must say so."""
+    """Draws fresh noise. An `audit_seed` makes it repeatable, which protects nobody: reports must say so.
 
-    def __init__(self, audit_seed: int | None = None) -> None:
-        self._repeatable = None if audit_seed is None else np.random.Generator(np.random.Philox(audit_seed))
+    Each round has numbers of its own, and none of them is a number of another seed's round.
+    """
+
+    def __init__(self, audit_seed: int | None = None, round: int = 0) -> None:
+        seeds = None if audit_seed is None else np.random.SeedSequence((audit_seed, round))
+        self._repeatable = None if seeds is None else np.random.Generator(np.random.Philox(seeds))
 
     def add(self, values: Tensors, std: float) -> Tensors:
         """`values` plus N(0, std^2) on every coordinate, drawn in float64."""

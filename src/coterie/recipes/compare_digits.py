@@ -14,6 +14,8 @@ from coterie.options import convert, nearest, options_of
 from coterie.recipes.quickstart import digits
 from coterie.recipes.session import Session, pooled
 
+COMMON = ("rounds", "training", "buffers", "cohort")  # what makes a comparison fair
+
 
 def compare_digits(
     session: Session, *, methods: tuple[str, ...] = ("local", "fedavg", "fable"), rounds: int = 30, clients: int = 10,
@@ -22,16 +24,14 @@ def compare_digits(
 ) -> None:  # fmt: skip
     """Methods side by side on handwritten digits: same clients, same start, same local work.
 
-    --methods fedavg,scaffold,ditto    which ones (coterie list)
+    --methods fedavg,scaffold,ditto     which ones (coterie list)
     --knobs fedprox.mu=0.1,ditto.lam=1  settings of single methods
-    --cohort 5                          clients per round (default: all)
     """
     population, net = digits(clients, beta, session.settings.seed)
     training = Training(optim=SGD(lr=lr, momentum=momentum), epochs=epochs, batch_size=batch_size)
     plans = build_plans(methods, rounds, training, buffers, cohort, len(population), knobs)
-    for name, plan in plans.items():
-        data = pooled(population) if name == "centralized" else population
-        session.run(plan, data, net=net, metric=Classification(10), method=name, name=name)
+    instead = {"centralized": pooled(population)}
+    session.run_all(plans, population, net=net, metric=Classification(10), instead=instead)
 
 
 def build_plans(
@@ -39,6 +39,11 @@ def build_plans(
     knobs: Sequence[str] = (),
 ) -> dict[str, Plan]:  # fmt: skip
     """The plan of every method, all with the same training; each also takes what it alone knows."""
+    if not names:
+        raise ValueError(f"There is no method to run. Give at least one of: {', '.join(known_methods.__all__)}.")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"The method '{twice[0]}' is given {names.count(twice[0])} times. Give every method once.")
     who = check_cohort(cohort, num_clients)
     own = read_knobs(knobs, names)
     return {name: build_plan(name, rounds, training, buffers, who, own.get(name, {})) for name in names}
@@ -48,7 +53,11 @@ def build_plan(name: str, rounds: int, training: Training, buffers: str, cohort:
     function = find_method(name)
     common = {"rounds": rounds, "training": training, "buffers": buffers, "cohort": cohort}
     known = inspect.signature(function).parameters
-    plan: Plan = function(**{**{key: value for key, value in common.items() if key in known}, **own})
+    given = {**{key: value for key, value in common.items() if key in known}, **own}
+    needed = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in given]
+    if needed:
+        raise ValueError(f"'{name}' needs '{needed[0]}', which this recipe does not know. Leave it out, or look for its own recipe.")
+    plan: Plan = function(**given)
     return plan
 
 
@@ -77,8 +86,11 @@ def read_knobs(knobs: Sequence[str], names: Sequence[str]) -> dict[str, dict[str
         if method not in names:
             raise ValueError(f"The knob '{knob}' is for a method that does not run. {nearest(method, list(names))}")
         options = options_of(find_method(method))
+        if key in COMMON:
+            raise ValueError(f"The knob '{knob}' would give {method} other conditions than the rest. Set it for all methods.")
         if key not in options:
-            raise ValueError(f"{method} has no knob '{key}'. {nearest(key, list(options))}")
-        found.setdefault(method, {})[key] = convert(text, options[key].type, knob)
+            raise ValueError(f"{method} has no knob '{key}'. {nearest(key, [name for name in options if name not in COMMON])}")
+        if key in found.setdefault(method, {}):
+            raise ValueError(f"The knob {where} is given twice. Give it once.")
+        found[method][key] = convert(text, options[key].type, where)
     return found
-

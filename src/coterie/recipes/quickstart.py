@@ -19,15 +19,13 @@ def quickstart(
 ) -> None:  # fmt: skip
     """Local, FedAvg and FABLE on handwritten digits: 10 clients with skewed labels, in well under a minute."""
     population, net = digits(clients, beta, session.settings.seed)
-    metric = Classification(10)
     training = Training(optim=SGD(lr=lr), epochs=epochs, batch_size=32)
     plans = {
         "local": methods.local(rounds=rounds, training=training),
         "fedavg": methods.fedavg(rounds=rounds, training=training),
         "fable": methods.fable(rounds=rounds, training=training, anchors=anchors),
     }
-    for name, plan in plans.items():
-        session.run(plan, population, net=net, metric=metric, method=name, name=name)
+    session.run_all(plans, population, net=net, metric=Classification(10))
 
 
 def digits(clients: int, beta: float, seed: int) -> tuple[Population, Net]:

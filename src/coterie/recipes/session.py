@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from coterie.data.examples import Population, View, whole
+from coterie.engine.check import check, check_history
 from coterie.engine.folder import write_json
 from coterie.engine.run import Finish, run
 from coterie.engine.settings import Settings
@@ -20,38 +19,56 @@ from coterie.metrics.metric import Metric
 from coterie.models.net import Net
 from coterie.privacy.guards import Guards
 from coterie.randomness import Key
+from coterie.recipes.folders import RECIPE_FILE, claim, default_folder, give_back, rounds_finished
 from coterie.report.progress import Progress
+from coterie.report.records import read_lines
 
 
-_RECIPE = "recipe.json"
+class Rehearsed(Exception):
+    """A rehearsal came as far as the first run, with nothing to refuse."""
 
 
 @dataclass
 class Session:
-    """One call of a recipe: where it writes, how it runs, and what it has finished."""
+    """One call of a recipe: where it writes, how it runs, and what it has finished.
+
+    In a rehearsal a recipe loads its data and its plans are checked; at the first run `Rehearsed` is raised.
+    """
 
     recipe: str
     values: Mapping[str, Any]
     settings: Settings
     out: Path
     resume: bool = False
+    rehearsal: bool = False
     finished: dict[str, Finish] = field(default_factory=dict)
+    made: tuple[Path, ...] = ()
 
     @classmethod
     def open(cls, recipe: str, values: Mapping[str, Any], settings: Settings, out: Path | None, resume: bool = False) -> Session:
         """Claim the folder: a new one must be empty, and says at once what will run in it."""
-        out = out or Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+        out = out or default_folder(recipe)
+        made = () if resume else claim(out, "run")
+        session = cls(recipe, values, settings, out, resume, made=made)
         if not resume:
-            if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise ValueError(
-                    f"The folder '{out}' is not empty. Choose another --out, or go on with: coterie run --resume {out}"
-                )
-            try:
-                out.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ValueError(f"Can't write to '{out}' ({error.strerror}). Choose another --out.") from None
-            write_json(out / _RECIPE, {"recipe": recipe, "values": dict(values), "settings": asdict(settings)})
-        return cls(recipe, values, settings, out, resume)
+            session.write_recipe()
+        return session
+
+    def perform(self, recipe: Callable[..., None]) -> None:
+        """Call the recipe and name its runs. A call that fails before anything ran leaves nothing behind."""
+        try:
+            recipe(self, **self.values)
+        except Exception:
+            self.abandon()
+            raise
+        self.close()
+
+    def check(self, plan: Plan, population: Population, *, net: Net, metric: Metric, name: str = "", guards: Guards = Guards(),
+              settings: Settings | None = None) -> None:  # fmt: skip
+        """Refuse now what `run` would refuse later: a recipe of several runs checks all plans before the first one trains."""
+        check(plan, population, net=net, metric=metric, guards=guards, settings=settings or self.settings)
+        if self.resume:
+            check_history(plan, read_lines(self.out / name / "metrics.jsonl")[0])
 
     def run(
         self, plan: Plan, population: Population, *, net: Net, metric: Metric, method: str, name: str = "",
@@ -60,9 +77,15 @@ class Session:
         """Run one plan, in the session's folder or in the part of it called `name`; an unlisted one is no result."""
         settings = settings or self.settings
         path = self.out / name if name else self.out
+        self.check(plan, population, net=net, metric=metric, name=name, guards=guards, settings=settings)
+        if self.rehearsal:
+            raise Rehearsed
+        self.write_recipe()
         about = {"recipe": self.recipe, "method": method, "values": dict(self.values)}
         rounds = sum(phase.rounds for phase in plan)
         with Progress(rounds, name or method, metric.main, quiet=settings.quiet) as progress:
+            if self.resume and rounds_finished(path) == rounds:
+                progress.note(f"finished already, {rounds} rounds")
             finish = run(
                 plan, population, net=net, metric=metric, out=path, guards=guards, settings=settings,
                 watcher=progress, about=about, resume=self.resume or not name,
@@ -71,11 +94,31 @@ class Session:
             self.finished[name or method] = finish
         return finish
 
+    def run_all(
+        self, plans: Mapping[str, Plan], population: Population, *, net: Net, metric: Metric,
+        instead: Mapping[str, Population] | None = None,
+    ) -> dict[str, Finish]:  # fmt: skip
+        """Check every plan, then run one after another, each under its name; `instead` holds other data for some of them."""
+        data = {name: (instead or {}).get(name, population) for name in plans}
+        for name, plan in plans.items():
+            self.check(plan, data[name], net=net, metric=metric, name=name)
+        return {name: self.run(plan, data[name], net=net, metric=metric, method=name, name=name) for name, plan in plans.items()}
+
+    def write_recipe(self) -> None:
+        """What runs here, for --resume. Values of a resumed run replace the old ones only once they are checked."""
+        content = {"recipe": self.recipe, "values": dict(self.values), "settings": asdict(self.settings)}
+        write_json(self.out / RECIPE_FILE, content)
+
     def abandon(self) -> None:
         """Give the folder back when nothing ran in it, so that the mended call may use it."""
-        if not self.resume and sorted(path.name for path in self.out.iterdir()) == [_RECIPE]:
-            (self.out / _RECIPE).unlink()
-            self.out.rmdir()
+        if not self.resume and not self.begun:
+            (self.out / RECIPE_FILE).unlink(missing_ok=True)
+            give_back(self.made)
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything but the recipe's own file is there."""
+        return self.out.is_dir() and any(path.name != RECIPE_FILE for path in self.out.iterdir())
 
     def close(self) -> None:
         """Name the runs that belong together."""
@@ -100,14 +143,3 @@ def pooled(population: Population) -> Population:
     else:
         view = View(first.columns, torch.cat([parts.train.index for parts in population.parts]), first.decode)
     return replace(population, public={**population.public, "pooled": view})
-
-
-def read_values(folder: Path) -> dict[str, Any]:
-    """What ran in this folder, for --resume."""
-    if not folder.is_dir():
-        raise ValueError(f"There is no folder '{folder}' to resume. Give the --out of a run that was stopped.")
-    path = folder / _RECIPE
-    if not path.exists():
-        raise ValueError(f"'{folder}' is no run folder: it has no recipe.json. Give the --out of a run that was stopped.")
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content

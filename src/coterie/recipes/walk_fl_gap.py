@@ -5,19 +5,16 @@ from __future__ import annotations
 import csv
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table as Printed
 from torch import nn
 
-from coterie.data import Assignment, Population, Table, View, load, make_population
-from coterie.data.procedural_faces import DOMAINS, FORGERIES, procedural_faces
 from coterie.engine.folder import write_json
 from coterie.engine.run import Finish
 from coterie.method import SGD, Nobody, Phase, Plan
@@ -28,32 +25,32 @@ from coterie.models.losses import CrossEntropy
 from coterie.models.net import EncoderHead, Net
 from coterie.models.nets import GlobalPool
 from coterie.models.norm import BatchNorm
-from coterie.randomness import Key
+from coterie.recipes.forged_faces import Scene, drawn, photographed
 from coterie.recipes.session import Session, seeded
 from coterie.states import ClientId
 from coterie.tensors import num_elements
 
-PUBLIC_CAMERA = "studio"
-CLIENT_FORGERIES = ("lowres", "checker", "double", "smooth")
-
 
 def walk_fl_gap(
-    session: Session, *, rounds: int = 15, data: Literal["procedural", "faces"] = "procedural", people: int = 100,
-    public_people: int = 200, pretrain_rounds: int = 8, personal_rounds: int = 3, lr: float = 0.02, epochs: int = 1,
-    batch_size: int = 32, knn: int = 2, metric: Literal["euclidean", "cosine"] = "euclidean",
+    session: Session, *, rounds: int = 15, data: Literal["procedural", "faces"] = "procedural",
+    cameras: tuple[str, ...] = ("phone",), people: int = 100, public_people: int = 200, pretrain_rounds: int = 4,
+    pretrain_epochs: int = 3, personal_rounds: int = 3, lr: float = 0.03, epochs: int = 1, batch_size: int = 32,
+    knn: int = 2, metric: Literal["euclidean", "cosine"] = "euclidean",
     rule: Literal["hysteresis", "literal"] = "hysteresis", eps_imp: float = 1e-3, eps_gap: float = 0.1, start_open: int = 3,
-    lambda_prox: float = 1e-3, cameras: tuple[str, ...] = ("phone", "webcam", "night"), data_dir: str | None = None,
+    lambda_prox: float = 1e-3, data_dir: str | None = None,
 ) -> None:  # fmt: skip
     """FL-GAP and FedAvg from one pre-trained detector of forged faces: accuracy, upload, and who neighbours whom.
 
-    --data faces   real pictures (fair pairs) from the folder that COTERIE_DATA names, instead of drawn ones
-    --people 100    drawn persons per client
+    --data faces                    real pictures (fair pairs) from the folder that COTERIE_DATA names, instead of drawn ones
+    --cameras phone,webcam,night    clients with one forgery differ in camera too, which helps FL-GAP and misleads its graph
+    --people 100                    drawn persons per client
     """
     seed = session.settings.seed
-    population, forgeries = drawn(people, public_people, cameras, seed) if data == "procedural" else photographed(seed, data_dir)
+    scene = drawn(people, public_people, cameras, seed) if data == "procedural" else photographed(data_dir, seed)
+    population = scene.population
     size = int(population.parts[0].train.columns["x"].shape[-1])
     training = Training(optim=SGD(lr=lr, momentum=0.9, weight_decay=5e-4), epochs=epochs, batch_size=batch_size)
-    pretraining = Training(optim=SGD(lr=0.05, momentum=0.9, weight_decay=5e-4, schedule="cosine_round"), batch_size=batch_size)
+    pretraining = Training(optim=SGD(lr=0.05, momentum=0.9, weight_decay=5e-4, schedule="cosine_round"), epochs=pretrain_epochs)
     policy = Policy(rule=rule, eps_imp=eps_imp, eps_gap=eps_gap, open_at_start=start_open)
     own = fl_gap(
         rounds=rounds, input_shape=(3, size, size), training=training, policy=policy, lambda_prox=lambda_prox, knn=knn,
@@ -64,11 +61,8 @@ def walk_fl_gap(
         Phase("train", rounds, FedAvg(training=training)),
     )
     net = seeded(seed, detector)
-    found = {
-        name: session.run(plan, population, net=net, metric=BinaryDetection(), method=name, name=name)
-        for name, plan in (("fedavg", average), ("fl_gap", own))
-    }
-    walk = Walk(found["fl_gap"], found["fedavg"], population, forgeries, net, pretrain_rounds, rounds)
+    found = session.run_all({"fedavg": average, "fl_gap": own}, population, net=net, metric=BinaryDetection())
+    walk = Walk(found["fl_gap"], found["fedavg"], scene, net, pretrain_rounds, rounds)
     write_json(session.out / "walk.json", walk.facts())
     if not session.settings.quiet:
         walk.show(Console(highlight=False))
@@ -85,144 +79,106 @@ def detector() -> Net:
     return Net(EncoderHead(nn.Sequential(layers), nn.Linear(32, 2), 32), CrossEntropy())
 
 
-def drawn(people: int, public_people: int, cameras: tuple[str, ...], seed: int) -> tuple[Population, tuple[str, ...]]:
-    """Three clients per forgery, whose cameras take turns; the server has all forgeries, by a camera that no client has."""
-    clients = [(f, cameras[place % len(cameras)], people) for f in CLIENT_FORGERIES for place in range(3)]
-    table = procedural_faces(seed=seed, people=[*clients, *((f, PUBLIC_CAMERA, public_people) for f in FORGERIES)])
-    block = np.array([int(group.split("-")[0]) for group in table.column("group")])
-    rows = tuple(np.flatnonzero(block == place) for place in range(len(clients)))
-    names = tuple(f"{f}/{d}" if len(cameras) == 3 else f"{f}/{d}{place % 3 + 1}" for place, (f, d, _) in enumerate(clients))
-    assignment = Assignment(rows, names, "three clients per forgery")
-    return with_public(table, assignment, np.flatnonzero(block >= len(clients)), seed), tuple(f for f, _, _ in clients)
-
-
-def photographed(seed: int, data_dir: str | None, per_kind: int = 4) -> tuple[Population, tuple[str, ...]]:
-    """Four clients with FaceApp stills and four with DeepFaceLab frames; the server has StyleGAN stills and other photos.
-
-    Only pairs that can't be told apart by file or camera are at clients; a photo and its forgery stay together.
-    """
-    table = load("faces", data_dir, pairs="all", size=64)
-    group, kind = table.column("group"), np.char.add(np.char.add(table.column("domain"), "/"), table.column("method"))
-    edited = np.isin(group, group[kind == "stills/faceapp"]) & np.isin(kind, ("stills/real", "stills/faceapp"))
-    video = np.isin(kind, ("video/real", "video/deepfacelab"))
-    rows: list[Any] = []
-    names: list[str] = []
-    for forgery, chosen in (("faceapp", edited), ("deepfacelab", video)):
-        order = Key(seed, ("faces", forgery)).numpy().permutation(np.unique(group[chosen]))
-        for client in range(per_kind):
-            rows.append(np.flatnonzero(chosen & np.isin(group, order[client::per_kind])))
-            names.append(f"{forgery}/{client}")
-    owned = np.isin(group, group[np.concatenate(rows)])
-    photos = Key(seed, ("faces", "public")).numpy().permutation(np.flatnonzero((kind == "stills/real") & ~owned))
-    fakes = np.flatnonzero((kind == "stills/stylegan") & ~owned)
-    public = np.concatenate([photos[: len(fakes)], fakes])
-    assignment = Assignment(tuple(rows), tuple(names), f"{per_kind} clients per forgery, groups kept together")
-    return with_public(table, assignment, public, seed), tuple(name.split("/")[0] for name in names)
-
-
-def with_public(table: Table, assignment: Assignment, public: Any, seed: int) -> Population:
-    view = View(table.columns, torch.from_numpy(public), table.decode)
-    return make_population(
-        table, assignment, key=Key(seed, ("data",)), test_fraction=0.3, validation_fraction=0.2, public={"public": view}
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class Walk:
     """What the two runs say about the method: read from their folders and the server's rows."""
 
     own: Finish
     average: Finish
-    population: Population
-    forgeries: tuple[str, ...]  # of each client
+    scene: Scene
     net: Net
     pretrain_rounds: int
     rounds: int
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.scene.population.names
+
     def scores(self) -> dict[str, dict[ClientId, Mapping[str, float]]]:
-        """Test numbers of each client: what each model is after which round."""
+        """Test numbers by client: of the pre-trained model, FedAvg's, and FL-GAP's mean, own and fine-tuned models."""
         trained = self.pretrain_rounds + self.rounds
         last = int(self.own.summary["rounds"])
         return {
-            "pretrained": client_scores(self.own.path, self.pretrain_rounds, "global"),
-            "fedavg": client_scores(self.average.path, trained, "global"),
-            "mean of own models": client_scores(self.own.path, trained, "global"),
-            "own, federated": client_scores(self.own.path, trained, "personal"),
-            "own, fine-tuned": client_scores(self.own.path, last, "personal"),
+            "start": client_scores(self.own.path, self.pretrain_rounds, "global"),
+            "FedAvg": client_scores(self.average.path, trained, "global"),
+            "mean": client_scores(self.own.path, trained, "global"),
+            "own": client_scores(self.own.path, trained, "personal"),
+            "tuned": client_scores(self.own.path, last, "personal"),
         }
 
     def neighbours(self) -> dict[ClientId, list[ClientId]]:
+        """Who was mixed with whom in the last round of training."""
         rows = self.own.state.rows
         return {client: [i for i in rows[client]["link"]["neighbours"].tolist() if i >= 0] for client in rows}
 
-    def agreement(self, labels: tuple[str, ...]) -> tuple[float, float]:
-        """Share of neighbours with the client's own label, and what choosing at random would give."""
-        near = self.neighbours()
-        hits = [labels[i] == labels[client] for client, others in near.items() for i in others]
-        others = len(labels) - 1
-        chance = sum(labels.count(label) - 1 for label in labels) / len(labels) / others
-        return sum(hits) / max(len(hits), 1), chance
+    def agreement(self, labels: Sequence[str]) -> dict[str, float]:
+        """Share of neighbours that have the client's own label, and what choosing at random would give."""
+        hits = [labels[i] == labels[client] for client, others in self.neighbours().items() for i in others]
+        pairs = sum(labels.count(label) - 1 for label in labels) / (len(labels) * (len(labels) - 1))
+        return {"found": float(np.mean(hits)), "at_random": pairs}
 
-    def groups_per_round(self) -> list[float]:
+    def open_groups(self) -> list[float]:
         """Mean |U| over clients in each round of training."""
         lines = read_lines(self.own.path / "metrics.jsonl")
         return [x["train"]["train/open_groups"] for x in lines if x.get("event") == "round" and x["phase"] == "train"]
 
-    def uploads(self) -> dict[str, float]:
+    def upload_mb(self) -> dict[str, float]:
         """MB (10^6 bytes) that all clients sent together during training, and what whole models would be."""
         sent = {}
         for name, finish in (("fedavg", self.average), ("fl_gap", self.own)):
             lines = read_lines(finish.path / "wire.jsonl")
             sent[name] = sum(x["bytes"] for x in lines if x["direction"] == "up" and x["phase"] == "train") / 1e6
-        whole = 4 * (num_elements(self.net.params) + num_elements(self.net.buffers)) * len(self.population) * self.rounds
-        return {**sent, "whole models": whole / 1e6}
+        model = 4 * (num_elements(self.net.params) + num_elements(self.net.buffers))
+        return {**sent, "whole_models": model * len(self.names) * self.rounds / 1e6}
 
     def facts(self) -> dict[str, Any]:
-        names = self.population.names
-        cameras = tuple(name.split("/")[1] for name in names)
-        agreement, chance = self.agreement(self.forgeries)
-        same_camera, camera_chance = self.agreement(cameras)
         return {
             "scores": {
-                model: {
-                    metric: sum(v[metric] for v in by_client.values()) / len(by_client) for metric in ("auroc", "accuracy")
-                }
-                for model, by_client in self.scores().items()
+                model: {metric: float(np.nanmean([v[metric] for v in found.values()])) for metric in ("auroc", "accuracy")}
+                for model, found in self.scores().items()
+                if found
             },
-            "upload_mb": self.uploads(),
-            "groups_per_round": self.groups_per_round(),
-            "neighbours": {names[client]: [names[i] for i in others] for client, others in self.neighbours().items()},
-            "agreement": {"forgery": agreement, "chance": chance, "second": same_camera, "second_chance": camera_chance},
+            "upload_mb": self.upload_mb(),
+            "open_groups": self.open_groups(),
+            "neighbours": {self.names[client]: [self.names[i] for i in near] for client, near in self.neighbours().items()},
+            "same_forgery": self.agreement(self.scene.forgeries),
+            "same_camera": self.agreement(self.scene.cameras),
         }
 
     def show(self, console: Console) -> None:
         facts, scores, near = self.facts(), self.scores(), self.neighbours()
-        table = Printed(title="AUROC (accuracy) on each client's test part")
+        table = Printed(title="AUROC in % on each client's test part", pad_edge=False)
         for column in ("client", *scores, "neighbours"):
             table.add_column(column)
-        for client, name in enumerate(self.population.names):
-            cells = [f"{v[client]['auroc']:.3f} ({v[client]['accuracy']:.2f})" for v in scores.values()]
-            table.add_row(name, *cells, ", ".join(self.population.names[i] for i in near.get(client, [])))
-        means = facts["scores"].values()
-        table.add_row("mean", *(f"{v['auroc']:.3f} ({v['accuracy']:.2f})" for v in means), style="bold")
+        for client, name in enumerate(self.names):
+            cells = [_percent(found.get(client), "auroc") for found in scores.values()]
+            table.add_row(name, *cells, ", ".join(self.names[i] for i in near[client]))
+        for label, metric in (("mean", "auroc"), ("accuracy", "accuracy")):
+            table.add_row(label, *(_percent(facts["scores"].get(model), metric) for model in scores), style="bold")
         console.print(table)
-        mb, found = facts["upload_mb"], facts["agreement"]
+        console.print("start: pre-trained; mean, own, tuned: FL-GAP's mean of all models, each client's own, after fine-tuning")
+        mb, forgery, camera = facts["upload_mb"], facts["same_forgery"], facts["same_camera"]
         console.print(
-            f"Upload: FL-GAP {mb['fl_gap']:.2f} MB, FedAvg {mb['fedavg']:.2f} MB "
-            f"({100 * (1 - mb['fl_gap'] / mb['fedavg']):.0f} % saved; whole models {mb['whole models']:.2f} MB)"
+            f"Upload: FL-GAP {mb['fl_gap']:.2f} MB, FedAvg {mb['fedavg']:.2f} MB, {1 - mb['fl_gap'] / mb['fedavg']:.0%} saved "
+            f"(whole models without anything else: {mb['whole_models']:.2f} MB)"
         )
-        console.print("Groups open per round, of 8: " + " ".join(f"{value:.1f}" for value in facts["groups_per_round"]))
-        console.print(
-            f"Neighbours with the same forgery: {100 * found['forgery']:.0f} % (at random {100 * found['chance']:.0f} %); "
-            f"same camera or share: {100 * found['second']:.0f} % (at random {100 * found['second_chance']:.0f} %)"
-        )
+        console.print(f"Open groups per round, of {len(self.net.groups)}: " + " ".join(f"{x:.1f}" for x in facts["open_groups"]))
+        console.print(f"Neighbours with the same forgery: {forgery['found']:.0%} (at random {forgery['at_random']:.0%})")
+        if len(set(self.scene.cameras)) > 1:
+            console.print(f"Neighbours with the same camera: {camera['found']:.0%} (at random {camera['at_random']:.0%})")
+
+
+def _percent(found: Mapping[str, float] | None, metric: str) -> str:
+    return f"{100 * found[metric]:.1f}" if found else "-"
 
 
 def client_scores(path: Path, round: int, model: str) -> dict[ClientId, Mapping[str, float]]:
-    """Test numbers by client from a run's clients.csv."""
+    """Test numbers by client from a run's clients.csv, of the last evaluation up to this round."""
     with (path / "clients.csv").open(newline="") as file:
-        rows = [r for r in csv.DictReader(file) if (r["round"], r["model"], r["split"]) == (str(round), model, "test")]
-    return {int(row["client"]): {name: float(row[name] or "nan") for name in ("auroc", "accuracy")} for row in rows}
+        rows = [row for row in csv.DictReader(file) if (row["model"], row["split"]) == (model, "test")]
+    last = max((int(row["round"]) for row in rows if int(row["round"]) <= round), default=0)
+    chosen = [row for row in rows if int(row["round"]) == last]
+    return {int(row["client"]): {name: float(row[name] or "nan") for name in ("auroc", "accuracy")} for row in chosen}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

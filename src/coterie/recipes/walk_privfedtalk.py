@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,7 @@ _SHOWN = 4  # clients in the video
 def walk_privfedtalk(
     session: Session, *, rounds: int = 10, speakers: int = 8, cohort: int | None = None, public_speakers: int = 128,
     autoencoder_rounds: int = 6, backbone_rounds: int = 8, rank: int = 8, consistency: float = 0.05, sharpness: float = 0.5,
-    freeze_a: bool = False, clip: float | None = None, noise: float = 0.0, fresh_noise: bool = False, sampler_steps: int = 12,
+    freeze_a: bool = False, clip: float | None = None, noise: float = 0.0, fresh_noise: bool = False, sampler_steps: int = 8,
     unmarked_because: str | None = None,
 ) -> None:  # fmt: skip
     """A talking-head diffusion trained on public drawn speakers, then adapters for others; with a marked video.
@@ -63,13 +65,23 @@ def walk_privfedtalk(
     finish = session.run(plan, population, net=net, metric=Talking(), method="privfedtalk", guards=guards)
     method = plan[-1].method
     assert isinstance(method, PrivFedTalk)
-    heads = Heads(finish, population, net, method, sampler_steps)
-    measured = heads.measured()
-    measured["bars"] = bars(measured) if clip is None and not noise else None
-    write_json(session.out / "talking.json", measured)
-    written = heads.shown(session.out, unmarked_because)
+    with threads(session.settings.threads):
+        heads = Heads(finish, population, net, method, sampler_steps)
+        measured = heads.measured()
+        measured["bars"] = bars(measured) if clip is None and not noise else None
+        write_json(session.out / "talking.json", measured)
+        written = heads.shown(session.out, unmarked_because)
     if not session.settings.quiet:
         tell(measured, written)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """As many threads as the run itself had: more of them fight over a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
 
 
 class Heads:
@@ -126,7 +138,7 @@ class Heads:
             "mouth_correlation_other_sound": correlation_over_time(mouth_opening(other, clips["box"]), truth),
             "mouth_opening_ratio": opening.mean(1) / mouth_opening(clips["x"], clips["box"]).mean(1),
             "jitter_ratio": jitter(video) / jitter(clips["x"]),
-            "psnr": psnr(video.flatten(0, 1), clips["x"].flatten(0, 1)).unflatten(0, video.shape[:2]).mean(1),
+            "psnr": psnr(video.flatten(0, 1), clips["x"].flatten(0, 1)).reshape(video.shape[:2]).mean(1),
         }
 
     def shown(self, out: Path, unmarked_because: str | None) -> list[Path]:
@@ -159,8 +171,8 @@ def as_bytes(video: Tensor) -> Any:
 def compared(clips_of: Tensors, found: dict[str, list[Tensor]], loss: str) -> dict[str, Any]:
     """Adapter against none: the paired interval over clips, and over clients (whose clips are no independent draws)."""
     after, before = clips_of[f"adapter/{loss}"], clips_of[f"untrained/{loss}"]
-    by_client = [[float(v.double().mean()) for v in found[f"{name}/{loss}"]] for name in ("adapter", "untrained")]
-    over_clips, over_clients = paired(after.tolist(), before.tolist()), paired(*by_client)
+    means = {name: [float(v.double().mean()) for v in found[f"{name}/{loss}"]] for name in ("adapter", "untrained")}
+    over_clips, over_clients = paired(after.tolist(), before.tolist()), paired(means["adapter"], means["untrained"])
     return {
         "lower_by": 1.0 - float(after.mean() / before.mean()),
         "over_clips": {"difference": over_clips.difference, "low": over_clips.low, "high": over_clips.high},

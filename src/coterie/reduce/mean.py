@@ -41,7 +41,8 @@ class Fold:
                 sums[key] = sums[key] + term if key in sums else term
             self._dtypes.setdefault(name, {key: value.dtype for key, value in group.items()})
         for key, value in message.scalars.items():
-            self._scalars[key] = self._scalars.get(key, torch.zeros_like(value)) + value * weight
+            term = value.double() * weight
+            self._scalars[key] = self._scalars[key] + term if key in self._scalars else term
         self._weight += weight
         self._count += 1
 
@@ -52,8 +53,10 @@ class Fold:
         divisor = max(self._weight, self._floor)
 
         def finish(name: str, key: str, value: Tensor) -> Tensor:
-            mean = value / divisor if self._slots[name].reduce == "mean" else value
-            return mean.to(self._dtypes[name][key])
+            dtype = self._dtypes[name][key]
+            if self._slots[name].reduce == "sum":
+                return value.to(dtype)
+            return (value / divisor).to(dtype if dtype.is_floating_point else value.dtype)  # a mean of whole numbers is not whole
 
         groups = {name: {key: finish(name, key, value) for key, value in group.items()} for name, group in self._sums.items()}
         scalars = {key: value / divisor for key, value in self._scalars.items()}

@@ -77,8 +77,6 @@ class FlGap(Method):
             raise ValueError(f"metric must be euclidean or cosine, found '{self.metric}'. Use 'euclidean'.")
         if not 0.0 <= self.score_memory < 1.0:
             raise ValueError(f"score_memory must lie in [0, 1), found {self.score_memory}. Use 0.5, or 0 for no memory.")
-        if self.training.keep_memory:
-            raise ValueError("FL-GAP starts every round with a fresh optimiser, found keep_memory=True. Leave it at False.")
         if self.knn < 1:
             raise ValueError(f"knn must be at least 1, found {self.knn}. Use for example 3.")
         for name in ("lambda_prox", "self_weight"):
@@ -129,6 +127,7 @@ class FlGap(Method):
             terms=(Proximal(self.lambda_prox),) if self.lambda_prox else (),
             frozen=layers.frozen(unfrozen),  # (2.5); reaches the batch norms
             streams={"local": site.data.train},
+            memory=remembered(mine, "memory/"),
             **training_fields(self.training),  # type: ignore[arg-type]
         )
         params, buffers = got.params["shared"], got.buffers.get("buffers", {})
@@ -140,6 +139,8 @@ class FlGap(Method):
             "held": pick(merge(params, buffers), (*layers.params_in(own), *layers.buffers_in(own))),
             "policy": (yield from self.next_policy(policy, params, buffers, site)),
         }
+        if self.training.keep_memory:
+            row |= {f"memory/{name}": values for name, values in got.memory.items()}
         groups = {
             "shared": pick(params, layers.params_in(uploaded)),  # (C.11)
             "buffers": pick(buffers, layers.buffers_in(uploaded)),
@@ -237,6 +238,11 @@ class FlGap(Method):
         reference, held = self.received(mine, down)
         model = {**reference, **held}
         return predictor({"shared": pick(model, site.net.params)}, pick(model, site.net.buffers))
+
+
+def remembered(row: Groups, prefix: str) -> Groups | None:
+    """The optimiser state that a row holds under this prefix, or None to start fresh."""
+    return {name.removeprefix(prefix): values for name, values in row.items() if name.startswith(prefix)} or None
 
 
 def mix_groups(

@@ -30,7 +30,7 @@ from coterie.method import (
 )
 from coterie.methods.fedavg import Outputs, Supervised, Training, predictor, training_fields
 from coterie.methods.fl_gap.layers import Layers
-from coterie.methods.fl_gap.method import FlGap
+from coterie.methods.fl_gap.method import FlGap, remembered
 from coterie.methods.fl_gap.mixing import Bound, Metric, Probe
 from coterie.methods.fl_gap.policy import Policy, Upload
 from coterie.states import ClientId, ServerState
@@ -60,10 +60,15 @@ class Pretrain(Method):
             buffers={"buffers": state.shared.get("buffers", {})},
             loss=Supervised(),
             streams={"local": hub.data[self.data]},
+            memory=remembered(state.shared, "memory/"),
             name="pretrain",
             **training_fields(self.training),  # type: ignore[arg-type]
         )
-        return state.with_shared(shared=got.params["shared"], buffers=got.buffers["buffers"])
+        kept = {f"memory/{name}": values for name, values in got.memory.items()} if self.training.keep_memory else {}
+        return state.with_shared(shared=got.params["shared"], buffers=got.buffers["buffers"], **kept)
+
+    def send(self, state: ServerState, client: ClientId, hub: Hub) -> Message:
+        return Message({name: state.shared[name] for name in ("shared", "buffers") if name in state.shared})
 
     def global_model(self, state: ServerState, hub: Hub) -> Predictor:
         return predictor({"shared": state.shared["shared"]}, state.shared.get("buffers", {}))
@@ -100,6 +105,7 @@ class FineTune(Wrapper):
             loss=Supervised(),
             frozen=layers.frozen(moving),
             streams={"local": site.data.train},
+            memory=remembered(mine, "memory/personal/"),
             name="personal",
             **training_fields(self.training),  # type: ignore[arg-type]
         )
@@ -108,7 +114,10 @@ class FineTune(Wrapper):
         score = yield from self.score(model, site, "after")
         if tuple(score.tolist()) > tuple(best_score["score"].tolist()):
             best, best_score = tuned, {"score": score}
-        return {**mine, "reference": reference, "tuned": tuned, "best": best, "best_score": best_score}, Message()
+        row = {**mine, "reference": reference, "tuned": tuned, "best": best, "best_score": best_score}
+        if self.training.keep_memory:
+            row |= {f"memory/personal/{name}": values for name, values in got.memory.items()}
+        return row, Message()
 
     def score(self, model: Tensors, site: Site, name: str) -> Generator[Sweep, Any, Tensor]:
         """(AUROC, minus loss) on the validation part: what candidates are ordered by."""

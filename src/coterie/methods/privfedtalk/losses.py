@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from coterie.method import Batch, Examples, Hub, Loss, Net, Sweep
 from coterie.models.talking import model as talking
+from coterie.models.talking.autoencoder import STRIDE
 from coterie.models.talking.diffusion import (
     add_noise,
     consistency_losses,
@@ -51,7 +52,7 @@ def start_noise(shape: tuple[int, ...]) -> dict[str, Draw]:
 
 def latent_shape(clips: Examples, frozen: Tensors) -> tuple[int, ...]:
     frames, _, high, wide = clips.rows(torch.tensor([0]))["x"].shape[1:]
-    return frames, len(frozen["latents.mean"]), high // talking.STRIDE, wide // talking.STRIDE
+    return frames, len(frozen["latents.mean"]), high // STRIDE, wide // STRIDE
 
 
 def encoded(clips: Examples, frozen: Tensors) -> Generator[Sweep, Any, tuple[Tensors, tuple[int, ...]]]:
@@ -147,7 +148,7 @@ class Losses:
         many = {"z": z, **pick(clips, ("audio", "ref"))}
         many = {name: value.repeat_interleave(draws, dim=0) for name, value in many.items()}
         losses = denoising_losses(net, model, many, noise["t"].flatten(), noise["eps"].flatten(0, 1))
-        return {name: values.unflatten(0, (-1, draws)).mean(1) for name, values in losses.items()}
+        return {name: values.reshape(-1, draws).mean(1) for name, values in losses.items()}
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,16 @@ LoRA's alpha / r -> `scale`; E -> training.epochs.
 We differ (reasons in `docs/papers/privfedtalk.md`): weights a_k lie in (0, 1], so that a clip norm bounds what one
 client can do, and with sharpness 0 and equal n_k it is plain averaging; scores come from clips of the validation part that
 are generated from pure noise (the code scores training clips); the network gives the velocity v, from which eps_theta
-follows exactly, and `target="velocity"` measures L_diff in v, that is divided by abar_t: at high noise an error of eps
-is tiny and one of the picture is not. `target="noise"` is (6) as printed. Clip, noise and secure sums are the engine's.
+follows exactly. Adapters are trained with (6) as printed (`target="noise"`); the server's own training measures L_diff
+in v, that is divided by abar_t, because at high noise an error of eps is tiny and one of the picture is not. Clip,
+noise and secure sums are the engine's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +55,7 @@ from coterie.tensors import Groups, Tensors, add, scale
 
 LAYERS = ("q", "k", "v", "out", "film")
 TRAINING = Training(
-    optim=Adam(lr=5e-3, weight_decay=5e-5, schedule="cosine_round"), epochs=2, batch_size=8, clip_norm=1.0
+    optim=Adam(lr=1e-2, weight_decay=5e-5, schedule="cosine_round"), epochs=2, batch_size=8, clip_norm=1.0
 )
 
 
@@ -69,7 +71,7 @@ class PrivFedTalk(Method):
     rank: int = 8
     scale: float = 2.0
     consistency: float = 0.05
-    target: Target = "velocity"
+    target: Target = "noise"
     sharpness: float = 0.5  # 0 counts by size alone, and then nothing is generated
     identity_share: float = 0.7
     n_max: int = 32  # public: clips beyond it do not count more

@@ -124,11 +124,11 @@ class PretrainBackbone(_Pretrain):
 
 def privfedtalk(
     *, rounds: int, training: Training = TRAINING, cohort: Cohort = Everyone(), layers: tuple[str, ...] = LAYERS,
-    rank: int = 8, scale: float = 2.0, consistency: float = 0.05, target: Target = "velocity", sharpness: float = 0.5,
+    rank: int = 8, scale: float = 2.0, consistency: float = 0.05, target: Target = "noise", sharpness: float = 0.5,
     identity_share: float = 0.7, n_max: int = 32, sampler_steps: int = 8, server_lr: float = 1.0, freeze_a: bool = False,
     adapter_seed: int = 0, diffusion_steps: int = 50, autoencoder_rounds: int = 6,
-    autoencoder_training: Training = AUTOENCODER_TRAINING, backbone_rounds: int = 9,
-    backbone_training: Training = BACKBONE_TRAINING,
+    autoencoder_training: Training = AUTOENCODER_TRAINING, backbone_rounds: int = 8,
+    backbone_training: Training = BACKBONE_TRAINING, backbone_target: Target = "velocity",
 ) -> Plan:  # fmt: skip
     """A frozen latent diffusion from public speakers, and adapters for the speakers of the federation."""
     adapters = PrivFedTalk(
@@ -136,7 +136,7 @@ def privfedtalk(
         sharpness=sharpness, identity_share=identity_share, n_max=n_max, sampler_steps=sampler_steps, server_lr=server_lr,
         freeze_a=freeze_a, adapter_seed=adapter_seed,
     )  # fmt: skip
-    backbone = PretrainBackbone(training=backbone_training, diffusion_steps=diffusion_steps, target=target)
+    backbone = PretrainBackbone(training=backbone_training, diffusion_steps=diffusion_steps, target=backbone_target)
     return (
         Phase("autoencoder", autoencoder_rounds, PretrainAutoencoder(training=autoencoder_training), Nobody()),
         Phase("backbone", backbone_rounds, backbone, Nobody()),

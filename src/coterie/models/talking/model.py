@@ -17,10 +17,9 @@ from coterie.models.net import Net
 from coterie.models.talking.autoencoder import STRIDE, Decoder, Encoder
 from coterie.models.talking.conditions import AudioEncoder, IdentityEncoder
 from coterie.models.talking.diffusion import ddim, linear_abar
-from coterie.models.talking.unet import UNet
+from coterie.models.talking.unet import UNet, each_frame
 from coterie.tensors import Tensors
 
-LATENTS = ("latents.mean", "latents.std")
 SCHEDULE = "schedule.abar"
 AUTOENCODER_PARTS = ("encoder.", "decoder.")
 
@@ -76,13 +75,22 @@ def schedule_of(steps: int, like: Tensor) -> Tensors:
 
 def encode(net: Caller, model: Tensors, x: Tensor) -> Tensor:
     """Clips [clips, frames, 3, s, s] to raw latents [clips, frames, channels, s/4, s/4]."""
-    latents: Tensor = net.call(model, {}, x.flatten(0, 1), train=False, part="encoder")[0]
-    return latents.unflatten(0, x.shape[:2])
+
+    def encoder(frames: Tensor) -> Tensor:
+        found: Tensor = net.call(model, {}, frames, train=False, part="encoder")[0]
+        return found
+
+    return each_frame(encoder, x)
 
 
 def decode(net: Caller, model: Tensors, latents: Tensor) -> Tensor:
-    frames: Tensor = net.call(model, {}, latents.flatten(0, 1), train=False, part="decoder")[0]
-    return frames.unflatten(0, latents.shape[:2])
+    """Raw latents back to clips."""
+
+    def decoder(one: Tensor) -> Tensor:
+        found: Tensor = net.call(model, {}, one, train=False, part="decoder")[0]
+        return found
+
+    return each_frame(decoder, latents)
 
 
 def standardised(model: Mapping[str, Tensor], latents: Tensor) -> Tensor:
@@ -122,9 +130,12 @@ def identity_similarity(net: Caller, model: Tensors, video: Tensor, ref: Tensor)
 
     The identity encoder is a small one of ours, trained with the denoiser on public speakers: no face recognition net.
     """
-    frames = net.call(model, {}, video.flatten(0, 1), train=False, part="identity")[0][:, 0].unflatten(0, video.shape[:2])
-    wanted = net.call(model, {}, ref, train=False, part="identity")[0][:, 0]
-    cosine: Tensor = torch.cosine_similarity(frames, wanted[:, None], dim=-1)
+
+    def whole_face(pictures: Tensor) -> Tensor:
+        tokens: Tensor = net.call(model, {}, pictures, train=False, part="identity")[0]
+        return tokens[:, 0]
+
+    cosine = torch.cosine_similarity(each_frame(whole_face, video), whole_face(ref)[:, None], dim=-1)
     return (1.0 + cosine.mean(1)) / 2.0
 
 

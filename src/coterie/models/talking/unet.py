@@ -7,12 +7,19 @@ normalised over the condition tokens (there it was over the queries, which shrin
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 _HEAD_WIDTH = 8
+
+
+def each_frame(layer: Callable[[Tensor], Tensor], clips: Tensor) -> Tensor:
+    """`layer` on every frame of [clips, frames, ...]."""
+    out = layer(clips.flatten(0, 1))
+    return out.reshape(*clips.shape[:2], *out.shape[1:])
 
 
 class CrossAttention(nn.Module):
@@ -34,12 +41,12 @@ class CrossAttention(nn.Module):
         tokens = tokens.flatten(0, 1)
 
         def split(x: Tensor) -> Tensor:
-            return x.unflatten(-1, (self.heads, _HEAD_WIDTH)).transpose(1, 2)
+            return x.reshape(*x.shape[:2], self.heads, _HEAD_WIDTH).transpose(1, 2)
 
         q, k, v = split(self.q(places)), split(self.k(tokens)), split(self.v(tokens))
         # tokens before places: a softmax over a short last axis is slow on CPU
         weights = (k @ q.transpose(-1, -2) / math.sqrt(_HEAD_WIDTH)).softmax(-2)
-        seen = self.out((weights.transpose(-1, -2) @ v).transpose(1, 2).flatten(2))
+        seen: Tensor = self.out((weights.transpose(-1, -2) @ v).transpose(1, 2).flatten(2))
         return h + seen.transpose(1, 2).reshape(clips, frames, width, high, wide)
 
 
@@ -58,19 +65,21 @@ class ResBlock(nn.Module):
 
     def forward(self, h: Tensor, condition: Tensor) -> Tensor:
         """h [clips, frames, inputs, s, s], condition [clips, frames, condition]."""
-        clips, frames = h.shape[:2]
         x = h.flatten(0, 1)
         scale, shift = self.film(condition).flatten(0, 1)[:, :, None, None].chunk(2, dim=1)
         y = self.conv1(F.silu(self.norm1(x)))
         y = self.conv2(F.silu(self.norm2(y) * (1 + scale) + shift))
-        out: Tensor = (self.skip(x) + y).unflatten(0, (clips, frames))
+        out: Tensor = (self.skip(x) + y).reshape(*h.shape[:2], *y.shape[1:])
         padded = F.pad(out, (0, 0, 0, 0, 0, 0, 1, 1))
         around = torch.cat([padded[:, :-2], out, padded[:, 2:], out.mean(1, keepdim=True).expand_as(out)], dim=2)
-        return out + self.frames(F.silu(around.flatten(0, 1))).unflatten(0, (clips, frames))
+        return out + each_frame(self.frames, F.silu(around))
 
 
 class UNet(nn.Module):
-    """Two resolutions, three cross-attentions. The output is the velocity v, from which eps_theta follows."""
+    """Two resolutions, three cross-attentions. The output is the velocity v, from which eps_theta follows.
+
+    The lower resolution is four times as wide: there it costs least, and a face is mostly coarse.
+    """
 
     def __init__(self, channels: int, base: int, context: int, side: int) -> None:
         super().__init__()
@@ -80,36 +89,34 @@ class UNet(nn.Module):
         self.token = nn.Linear(2 * context, condition)
         self.kind = nn.Parameter(torch.zeros(2, context))  # tells a token of sound from one of identity
         self.place = nn.Parameter(0.02 * torch.randn(base, side, side))
-        self.into = nn.Conv2d(channels, base, 3, 1, 1)
+        self.appearance = nn.Linear(context, base)
+        self.into = nn.Conv2d(2 * channels, base, 3, 1, 1)
         self.down = ResBlock(base, base, condition)
         self.attn1 = CrossAttention(base, context)
-        self.mid1 = ResBlock(base, 2 * base, condition)
-        self.attn2 = CrossAttention(2 * base, context)
-        self.mid2 = ResBlock(2 * base, 2 * base, condition)
-        self.up = ResBlock(3 * base, base, condition)
+        self.mid1 = ResBlock(base, 4 * base, condition)
+        self.attn2 = CrossAttention(4 * base, context)
+        self.mid2 = ResBlock(4 * base, 4 * base, condition)
+        self.up = ResBlock(5 * base, base, condition)
         self.attn3 = CrossAttention(base, context)
         self.norm = nn.GroupNorm(8, base)
         self.final = nn.Conv2d(base, channels, 3, 1, 1)
 
     def forward(self, z: Tensor, t: Tensor, sound: Tensor, identity: Tensor) -> Tensor:
-        """z [clips, frames, channels, s, s], t [clips], sound [clips, frames, context], identity [clips, tokens, context]."""
-        clips, frames = z.shape[:2]
-        who = identity[:, None].expand(-1, frames, -1, -1)
-        film = self.token(torch.cat([sound, who[:, :, 0]], dim=2)) + self.time(time_features(t, self.context, z.dtype))[:, None]
+        """z [clips, frames, channels, s, s], t [clips], sound [clips, frames, context], identity [clips, 1 + s * s, context]."""
+        who = identity[:, :1].expand(-1, z.shape[1], -1)
+        film = self.token(torch.cat([sound, who], dim=2)) + self.time(time_features(t, self.context, z.dtype))[:, None]
         film = F.silu(film)
-        tokens = torch.cat([sound[:, :, None] + self.kind[0], who + self.kind[1]], dim=2)
-
-        def each(layer: nn.Module, h: Tensor) -> Tensor:
-            out: Tensor = layer(h.flatten(0, 1))
-            return out.unflatten(0, (clips, frames))
-
-        first: Tensor = self.attn1(self.down(each(self.into, z) + self.place, film), tokens)
-        h: Tensor = each(nn.AvgPool2d(2), first)
+        tokens = torch.stack([sound + self.kind[0], who + self.kind[1]], dim=2)
+        looks = self.appearance(identity[:, 1:]).transpose(1, 2).reshape(len(z), 1, -1, *z.shape[3:])
+        still = z.mean(1, keepdim=True).expand_as(z)  # what all frames share has less noise than any of them
+        h = each_frame(self.into, torch.cat([z, still], dim=2)) + self.place + looks
+        first = self.attn1(self.down(h, film), tokens)
+        h = each_frame(nn.AvgPool2d(2), first)
         h = self.attn2(self.mid1(h, film), tokens)
         h = self.mid2(h, film)
-        h = each(nn.Upsample(scale_factor=2), h)
+        h = each_frame(nn.Upsample(scale_factor=2), h)
         h = self.attn3(self.up(torch.cat([h, first], dim=2), film), tokens)
-        return each(self.final, F.silu(each(self.norm, h)))
+        return each_frame(self.final, F.silu(each_frame(self.norm, h)))
 
 
 def time_features(t: Tensor, width: int, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,152 @@
+"""The command line: `coterie run quickstart`, and what one does before and after."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from coterie.cli.show import KEY_HELP, console, first_line, function_help, print_doc, print_rows, wants_help
+from coterie.options import nearest, options_of, parse
+
+COMMANDS = {
+    "run": "run a recipe, or go on with one that was stopped",
+    "sweep": "a recipe over a grid of values and seeds; the best is chosen",
+    "list": "methods, recipes and data sets, one line each",
+    "data": "inspect, check: look at a data set and its partition",
+    "compare": "a table of finished runs with significance",
+    "report": "write report.html again",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        return usage()
+    command, *rest = words
+    if command in ("-V", "--version"):
+        from coterie import __version__
+
+        console.print(f"coterie {__version__}")
+        return 0
+    handlers: dict[str, Callable[[list[str]], int]] = {
+        "run": run_command, "sweep": sweep_command, "list": list_command, "data": data_command, "compare": compare_command,
+        "report": report_command,
+    }  # fmt: skip
+    try:
+        if command not in handlers:
+            raise ValueError(f"Unknown command '{command}'. {nearest(command, list(COMMANDS))}")
+        with stopped_by_sigterm():
+            return handlers[command](rest)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `coterie list | head`: whoever read has enough, and Python would complain at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as error:
+        if os.environ.get("COTERIE_DEBUG"):
+            raise
+        print(f"coterie: {error}", file=sys.stderr)
+        return 2
+
+
+@contextlib.contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: resumable, with the way to go on."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # only the main thread may
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def usage() -> int:
+    console.print("[bold]coterie[/]: personalised and private federated learning\n")
+    print_rows({f"coterie {name}": text for name, text in COMMANDS.items()})
+    console.print("\nStart with: [bold]coterie run quickstart[/]\nEvery command explains itself with --help.")
+    return 0
+
+
+def list_command(words: list[str]) -> int:
+    from coterie import methods, recipes
+    from coterie.data.sources import SOURCES
+
+    if wants_help(words):
+        print_doc("coterie list", list_command, "Methods, recipes and data sets, one line each.")
+        return 0
+    parse(words, {}, "list")
+    sections: list[tuple[str, dict[str, str]]] = [
+        ("Methods", {name: first_line(getattr(methods, name)) for name in methods.__all__}),
+        ("Recipes", {name: first_line(getattr(recipes, name)) for name in recipes.__all__}),
+        ("Data sets", {name: str(text) for name, text in SOURCES.items()}),
+    ]
+    for number, (title, rows) in enumerate(sections):
+        console.print(f"{'' if number == 0 else chr(10)}[bold]{title}[/]")
+        print_rows(rows)
+    return 0
+
+
+def run_command(words: list[str]) -> int:
+    from coterie.cli.run import run_recipe
+
+    return run_recipe(words)
+
+
+def sweep_command(words: list[str]) -> int:
+    from coterie.cli.sweep import sweep_recipe
+
+    return sweep_recipe(words)
+
+
+def data_command(words: list[str]) -> int:
+    from coterie.cli.data import check_data, inspect_data
+
+    commands: dict[str, Callable[..., int]] = {"inspect": inspect_data, "check": check_data}
+    if not words or words[0] in ("-h", "--help"):
+        print_rows({f"coterie data {name}": first_line(function) for name, function in commands.items()})
+        return 0
+    name, *rest = words
+    if name not in commands:
+        raise ValueError(f"Unknown command 'data {name}'. {nearest(name, list(commands))}")
+    if wants_help(rest):
+        return function_help(f"data {name} [DATA]", commands[name])
+    if rest and not rest[0].startswith("--"):
+        rest = ["--data", *rest]
+    return commands[name](**parse(rest, options_of(commands[name], KEY_HELP), f"data {name}"))
+
+
+def compare_command(words: list[str]) -> int:
+    from coterie.cli.reports import compare_runs
+
+    return folders_command("compare", compare_runs, words)
+
+
+def report_command(words: list[str]) -> int:
+    from coterie.cli.reports import report_runs
+
+    return folders_command("report", report_runs, words)
+
+
+def folders_command(name: str, function: Callable[..., int], words: list[str]) -> int:
+    """Commands that take run folders first and options after them."""
+    if wants_help(words):
+        return function_help(f"{name} RUN...", function)
+    folders: list[Path] = []
+    while words and not words[0].startswith("--"):
+        folders.append(Path(words.pop(0)))
+    given = parse(words, options_of(function), name)
+    if not folders:
+        raise ValueError(f"coterie {name} needs at least one run folder, found none. Give the --out of a run.")
+    return function(folders, **given)

@@ -1,0 +1,106 @@
+"""What the commands say of themselves, in eighty columns; `coterie data`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from commands import SMALL, succeed
+
+from coterie import __version__, methods, recipes
+from coterie.data import SOURCES
+from coterie.options import convert, options_of, paragraphs_of, parse
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+PAGES = ["", "--help", "run", "run --help", *(f"run {name} --help" for name in recipes.__all__), "sweep", "sweep quickstart --help",
+         "list", "list --help", "data", "data inspect --help", "data check --help", "compare --help", "report --help"]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", PAGES)
+def test_every_page_fits_and_says_no_python(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = succeed(capsys, *words.split())
+    assert page.strip() and max(map(len, page.splitlines())) <= 80
+    assert "…" not in page and not re.search(r"\bNone\b|\('|<class|typing|True|False", page)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert succeed(capsys, "--version") == succeed(capsys, "-V") == f"coterie {__version__}\n"
+
+
+def test_the_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    page = succeed(capsys, "list")
+    assert [name for name in (*methods.__all__, *recipes.__all__, *SOURCES) if f"  {name} " not in page] == []
+    assert re.findall(r"(?m)^\S.*$", page) == ["Methods", "Recipes", "Data sets"]
+
+
+def test_help_says_what_each_default_means(capsys: pytest.CaptureFixture[str]) -> None:
+    page = succeed(capsys, "run", "compare_digits", "--help")
+    for key, default in {"methods": "local,fedavg,fable", "cohort": "all", "knobs": "none", "momentum": "0", "buffers": "average",
+                         "workers": "one per core", "row-memory-mb": "1024", "quiet": "no"}.items():  # fmt: skip
+        assert re.search(rf"--{key} +{re.escape(default)}  ", page), key
+    assert "fedavg,scaffold,ditto" in page  # the example of the docstring
+
+
+def test_every_key_of_a_recipe_is_a_key_of_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in recipes.__all__:
+        page = succeed(capsys, "run", name, "--help")
+        assert [key for key, option in options_of(getattr(recipes, name)).items() if f"  {option.flag} " not in page] == []
+
+
+def example(
+    *, count: int = 3, share: float | None = None, names: tuple[str, ...] = ("a", "b"), mode: Literal["x", "y"] = "x",
+    check: bool = True, where: Path | None = None,
+) -> None:  # fmt: skip
+    """An example, which goes on
+    in a second line.
+
+    --count 5        how many (default: some)
+    --share          a part (default: all)
+    """
+
+
+def test_options_come_from_the_signature_and_the_docstring() -> None:
+    options = options_of(example)
+    assert paragraphs_of(example) == ["An example, which goes on in a second line."]
+    assert options["count"].explained() == ("--count", "3", "how many, as in --count 5")
+    assert options["share"].explained() == ("--share", "all", "a part; number")
+    assert options["names"].explained() == ("--names", "a,b", "text,...")
+    assert options["check"].explained() == ("--check", "yes", "yes|no (--no-check)")
+    words = ["--count=7", "--share", "none", "--names", " c ,d", "--mode", "y", "--no-check", "--where", "a/b"]
+    expected = {"count": 7, "share": None, "names": ("c", "d"), "mode": "y", "check": False, "where": Path("a/b")}
+    assert parse(words, options, "example") == expected
+    assert parse(["--check", "--share", "-0.5"], options, "example") == {"check": True, "share": -0.5}
+    with pytest.raises(ValueError, match=r"can't be written on the command line, found 'x'\. Set it from Python"):
+        convert("x", dict, "--table")
+
+
+def test_a_data_set_by_name_or_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    page = succeed(capsys, "data", "inspect", "digits", "--clients", "3", "--limit", "90")
+    assert "digits: 3 clients, 90 examples, 10 classes" in page and "Picture: digits-dirichlet.svg" in page
+    assert Path("digits-dirichlet.svg").read_text().startswith("<svg")
+    content = {"users": ["ann", "bob"], "user_data": {u: {"x": [[i / 7] for i in range(6)], "y": [0, 1] * 3} for u in ("ann", "bob")}}
+    Path("mine").mkdir()
+    Path("mine/all.json").write_text(json.dumps(content))
+    words = ("data", "inspect", "mine", "--partition", "column", "--column", "user", "--clients", "2", "--json", "--out", "p.svg")
+    found = json.loads(succeed(capsys, *words))
+    assert found["names"] == ["ann", "bob"] and found["examples"]["total"] == 12 and Path("p.svg").exists()
+    assert succeed(capsys, "data", "check", "digits", "--limit", "90", "--clients", "3").strip()
+
+
+def test_reports_are_written_again(capsys: pytest.CaptureFixture[str]) -> None:
+    succeed(capsys, "run", "quickstart", *SMALL, "--quiet", "--out", "r")
+    Path("r/report.html").unlink()
+    assert succeed(capsys, "report", "r") == "Report: r/report.html\n" and Path("r/report.html").exists()
+    assert "fedavg" in succeed(capsys, "compare", "r", "--baseline", "fedavg", "--json", "c.json") and Path("c.json").exists()
