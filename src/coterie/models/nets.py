@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -61,8 +62,7 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
-        out = self.relu2(self.sum(out, self.shortcut(x)))
-        return out
+        return cast(Tensor, self.relu2(self.sum(out, self.shortcut(x))))
 
 
 class GlobalPool(nn.Module):
