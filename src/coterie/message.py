@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from coterie.tensors import Groups, Tensors, num_bytes, refuse_others
+from coterie.tensors import Groups, Tensors, clone_groups, num_bytes, refuse_others
 
 Kind = Literal["value", "change"]
 Reduction = Literal["mean", "sum", "each"]
@@ -89,6 +89,10 @@ class Message:
     def with_(self, **groups: Tensors) -> Message:
         """The same Message with these groups replaced."""
         return replace(self, groups={**self.groups, **groups})
+
+    def copied(self) -> Message:
+        """The same Message with tensors of its own, as if it had crossed a wire."""
+        return replace(self, groups=clone_groups(self.groups))
 
     def weighing(self, factor: Tensor | float) -> Message:
         """Count `factor` times as much."""

@@ -10,7 +10,7 @@ from coterie.message import Message
 from coterie.method import Examples, Method, Net, Predictor, Site, Sweep, as_run
 from coterie.metrics.metric import Metric
 from coterie.randomness import Key
-from coterie.tensors import Groups
+from coterie.tensors import Groups, clone_groups
 
 BATCH = 1024
 
@@ -28,8 +28,11 @@ def score_predictor(predictor: Predictor, examples: Examples, net: Net, metric: 
 def evaluate_client(
     method: Method, row: Groups, down: Message, site: Site, metric: Metric
 ) -> dict[str, dict[str, float]]:
-    """Split -> metrics of what this client would deploy with this row and download ({} where it has no model)."""
-    predictor = _finish(method.personal(row, down, site), site)
+    """Split -> metrics of what this client would deploy with this row and download ({} where it has no model).
+
+    The method gets copies: an evaluation that writes into what it was given must not reach what is kept.
+    """
+    predictor = _finish(method.personal(clone_groups(row), down.copied(), site), site)
     return {} if predictor is None else evaluate_parts(predictor, site, metric)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import replace
 from typing import Literal
 
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
@@ -42,7 +41,7 @@ class Loop:
                 if isinstance(reply, Failure):
                     asked, outcome = None, reply
                 else:
-                    asked, outcome = advance(run, copied(reply))
+                    asked, outcome = advance(run, reply.copied())
                 if asked is not None:
                     waiting[client] = run, asked
                     continue
@@ -62,12 +61,8 @@ class Loop:
 def start(world: World, job: TrainJob) -> Generator[Exchange, Message, Finished | Failure]:
     """The client gets copies, as it would over a wire: a run that writes into what it received changes nobody else."""
     site = world.site(job.client, job.round, job.public, job.attempt)
-    row, down = clone_groups(job.row), copied(job.down)
+    row, down = clone_groups(job.row), job.down.copied()
     return drive(world.method(job.round.phase), row, down, site, world.metric if job.evaluate else None, job.kinds)
-
-
-def copied(message: Message) -> Message:
-    return replace(message, groups=clone_groups(message.groups))
 
 
 def advance(

@@ -7,7 +7,6 @@ that has to survive a round. A worker that dies costs its client the round, not 
 from __future__ import annotations
 
 import contextlib
-import pickle
 import sys
 import traceback
 import types
@@ -139,7 +138,9 @@ class _Worker:
         try:
             with without_main():
                 process.start()
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except OSError:
+            raise
+        except Exception as error:
             raise ValueError(
                 f"Something of this run can't travel to a worker process ({error}). "
                 "Define methods, nets, losses and metrics at the top of a module, or use --backend loop."

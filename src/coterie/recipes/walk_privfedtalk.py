@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from coterie.engine.run import Finish
 from coterie.method import Examples, Net, Sweep
 from coterie.methods.privfedtalk import PrivFedTalk, privfedtalk
 from coterie.methods.privfedtalk.losses import Generate, Losses, diffusion_noise, latent_shape, start_noise
+from coterie.methods.privfedtalk.phases import AUTOENCODER_TRAINING, BACKBONE_TRAINING
 from coterie.metrics.images import psnr
 from coterie.metrics.statistics import paired
 from coterie.metrics.talking import Talking, correlation_over_time, jitter, mouth_opening
@@ -38,11 +39,12 @@ from coterie.tensors import Groups, Tensors
 
 _DRAWS = 8  # (t, eps) per clip when the final losses are measured
 _SHOWN = 4  # clients in the video
+_SERVER_ROUNDS = 5  # in which each part of the model is trained: after each of them the run can be stopped and resumed
 
 
 def walk_privfedtalk(
     session: Session, *, rounds: int = 10, speakers: int = 8, cohort: int | None = None, public_speakers: int = 128,
-    autoencoder_rounds: int = 6, backbone_rounds: int = 8, rank: int = 8, consistency: float = 0.05, sharpness: float = 0.5,
+    autoencoder_steps: int = 1250, backbone_steps: int = 1200, rank: int = 8, consistency: float = 0.05, sharpness: float = 0.5,
     freeze_a: bool = False, clip: float | None = None, noise: float = 0.0, fresh_noise: bool = False, sampler_steps: int = 8,
     unmarked_because: str | None = None,
 ) -> None:  # fmt: skip
@@ -50,6 +52,7 @@ def walk_privfedtalk(
 
     --clip 1 --noise 0.5     bound what one speaker can change, and hide it in noise (printed, no bar)
     --fresh-noise            noise from the operating system; without it a seed makes the run repeatable and protects nobody
+    --backbone-steps 5000    train the public model for longer (better pictures)
     --sharpness 0            count clients by clips alone, not by how reliable their generated clips are
     --freeze-a               send only one of the two factors
     --unmarked-because TEXT  leave the visible mark out of the video, for a reason that is written into the file
@@ -57,9 +60,14 @@ def walk_privfedtalk(
     seed = session.settings.seed
     population = procedural_talking_heads(Key(seed, ("heads",)), num_clients=speakers, num_public=public_speakers)
     net = seeded(seed, talking_head)
+    for name, steps in (("autoencoder_steps", autoencoder_steps), ("backbone_steps", backbone_steps)):
+        if steps < 1:
+            raise ValueError(f"{name} must be at least 1, found {steps}. Use for example 1200.")
     plan = privfedtalk(
         rounds=rounds, cohort=check_cohort(cohort, speakers), rank=rank, consistency=consistency, sharpness=sharpness, n_max=24,
-        freeze_a=freeze_a, autoencoder_rounds=autoencoder_rounds, backbone_rounds=backbone_rounds,
+        freeze_a=freeze_a, autoencoder_rounds=_SERVER_ROUNDS, backbone_rounds=_SERVER_ROUNDS,
+        autoencoder_training=replace(AUTOENCODER_TRAINING, steps=-(-autoencoder_steps // _SERVER_ROUNDS)),
+        backbone_training=replace(BACKBONE_TRAINING, steps=-(-backbone_steps // _SERVER_ROUNDS)),
     )  # fmt: skip
     guards = Guards(clip=clip, noise=noise, audit_seed=None if fresh_noise else seed)
     finish = session.run(plan, population, net=net, metric=Talking(), method="privfedtalk", guards=guards)

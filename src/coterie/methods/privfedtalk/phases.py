@@ -30,7 +30,7 @@ AUTOENCODER_TRAINING = Training(
     optim=Adam(lr=6e-3, schedule="cosine_round"), epochs=None, steps=250, batch_size=12, clip_norm=1.0
 )
 BACKBONE_TRAINING = Training(
-    optim=Adam(lr=5e-3, weight_decay=1e-4, schedule="cosine_round"), epochs=None, steps=200, batch_size=8, clip_norm=1.0
+    optim=Adam(lr=5e-3, weight_decay=1e-4, schedule="cosine_round"), epochs=None, steps=240, batch_size=8, clip_norm=1.0
 )
 
 
@@ -126,8 +126,8 @@ def privfedtalk(
     *, rounds: int, training: Training = TRAINING, cohort: Cohort = Everyone(), layers: tuple[str, ...] = LAYERS,
     rank: int = 8, scale: float = 2.0, consistency: float = 0.05, target: Target = "noise", sharpness: float = 0.5,
     identity_share: float = 0.7, n_max: int = 32, sampler_steps: int = 8, server_lr: float = 1.0, freeze_a: bool = False,
-    adapter_seed: int = 0, diffusion_steps: int = 50, autoencoder_rounds: int = 6,
-    autoencoder_training: Training = AUTOENCODER_TRAINING, backbone_rounds: int = 8,
+    adapter_seed: int = 0, diffusion_steps: int = 50, autoencoder_rounds: int = 5,
+    autoencoder_training: Training = AUTOENCODER_TRAINING, backbone_rounds: int = 5,
     backbone_training: Training = BACKBONE_TRAINING, backbone_target: Target = "velocity",
 ) -> Plan:  # fmt: skip
     """A frozen latent diffusion from public speakers, and adapters for the speakers of the federation."""
