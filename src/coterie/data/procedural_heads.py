@@ -91,16 +91,22 @@ def procedural_talking_heads(
     (log energy), and for checks and videos "opening" [frames], "box" (top, bottom, left, right of the mouth), "sound",
     "speaker" and "clip". The number of training clips differs from client to client, between `train_clips`.
     """
-    if num_clients < 1 or train_clips[0] < 1 or train_clips[1] < train_clips[0] or num_frames < 2:
+    least, most = train_clips
+    if num_clients < 1 or not 1 <= least <= most or num_frames < 2:
         raise ValueError(
             f"Talking heads need at least 1 client, 1 training clip and 2 frames, found {num_clients} clients, "
             f"{train_clips} clips, {num_frames} frames. Use for example num_clients=8, train_clips=(12, 24), num_frames=8."
+        )
+    if min(num_public, public_clips, num_public_test) < 1:
+        raise ValueError(
+            f"The server needs public heads to train and to test on, found {num_public} speakers with {public_clips} clips, and "
+            f"{num_public_test} for the test. Use 1 or more of each."
         )
     tables: list[Tensors] = []
     indices, at = [], 0
     for client in range(num_clients):
         own = key.fold("client", client)
-        num_train = int(own.fold("clips").numpy().integers(train_clips[0], train_clips[1] + 1))
+        num_train = int(own.fold("clips").numpy().integers(least, most + 1))
         sizes = [num_train, validation_clips, test_clips]
         tables.append(_clips(own, client, sum(sizes), num_frames, size, shift))
         indices.append(torch.split(at + torch.arange(sum(sizes)), sizes))

@@ -22,7 +22,7 @@ from coterie.engine.folder import write_json
 from coterie.engine.run import Finish
 from coterie.method import Examples, Net, Sweep
 from coterie.methods.privfedtalk import PrivFedTalk, privfedtalk
-from coterie.methods.privfedtalk.losses import Generate, Losses, diffusion_noise, latent_shape, start_noise
+from coterie.methods.privfedtalk.losses import Generate, Losses, adapted, diffusion_noise, latent_shape, start_noise
 from coterie.methods.privfedtalk.phases import AUTOENCODER_TRAINING, BACKBONE_TRAINING
 from coterie.metrics.images import psnr
 from coterie.metrics.statistics import paired
@@ -33,7 +33,7 @@ from coterie.privacy.guards import Guards
 from coterie.randomness import Key
 from coterie.recipes.compare_digits import check_cohort
 from coterie.recipes.session import Session, seeded
-from coterie.report.video import Panel, Provenance, write_sheet, write_video
+from coterie.report.video import Panel, Provenance, check_reason, write_sheet, write_video
 from coterie.states import Content
 from coterie.tensors import Groups, Tensors
 
@@ -60,12 +60,14 @@ def walk_privfedtalk(
     seed = session.settings.seed
     population = procedural_talking_heads(Key(seed, ("heads",)), num_clients=speakers, num_public=public_speakers)
     net = seeded(seed, talking_head)
-    for name, steps in (("autoencoder_steps", autoencoder_steps), ("backbone_steps", backbone_steps)):
+    least = {"autoencoder_steps": autoencoder_steps, "backbone_steps": backbone_steps, "sampler_steps": sampler_steps}
+    for name, steps in least.items():
         if steps < 1:
-            raise ValueError(f"{name} must be at least 1, found {steps}. Use for example 1200.")
+            raise ValueError(f"{name} must be at least 1, found {steps}. Leave it out for the default.")
+    check_reason(unmarked_because)
     plan = privfedtalk(
         rounds=rounds, cohort=check_cohort(cohort, speakers), rank=rank, consistency=consistency, sharpness=sharpness, n_max=24,
-        freeze_a=freeze_a, autoencoder_rounds=_SERVER_ROUNDS, backbone_rounds=_SERVER_ROUNDS,
+        freeze_a=freeze_a, sampler_steps=sampler_steps, autoencoder_rounds=_SERVER_ROUNDS, backbone_rounds=_SERVER_ROUNDS,
         autoencoder_training=replace(AUTOENCODER_TRAINING, steps=-(-autoencoder_steps // _SERVER_ROUNDS)),
         backbone_training=replace(BACKBONE_TRAINING, steps=-(-backbone_steps // _SERVER_ROUNDS)),
     )  # fmt: skip
@@ -158,7 +160,7 @@ class Heads:
             Panel(as_bytes(self.generated(self.trained, clips, Key(0, ("shown",)))), "ADAPTER", generated=True),
             Panel(as_bytes(self.generated(self.untrained, clips, Key(0, ("shown",)))), "NO ADAPTER", generated=True),
         ]
-        model = Content.of({**self.refs["frozen"], **self.trained}).digest
+        model = Content.of(adapted({"shared": self.trained}, self.refs, self.method.scale)).digest
         origin = Provenance(made_by=f"coterie {__version__}", run=self.run, model_hash=model)
         written = []
         if importlib.util.find_spec("PIL"):

@@ -81,11 +81,20 @@ def write_video(
 
 
 def write_sheet(
-    path: Path, panels: Sequence[Panel], *, provenance: Provenance, enlarge: int = 4, unmarked_because: str | None = None
-) -> Path:
-    """A PNG with one row of frames per panel."""
+    path: Path, panels: Sequence[Panel], *, provenance: Provenance, enlarge: int = 5, columns: int = 8,
+    unmarked_because: str | None = None,
+) -> Path:  # fmt: skip
+    """A PNG of `columns` frames of every panel, one panel below the other, then of the next frames."""
     image, info = _pillow()
-    rows = [np.concatenate(list(drawn(panel, enlarge, unmarked_because)), axis=1) for panel in panels]
+    pictures = [drawn(panel, enlarge, unmarked_because) for panel in panels]
+    columns = min(columns, len(pictures[0]))
+    empty = -len(pictures[0]) % columns
+    pictures = [np.concatenate([shown, np.zeros_like(shown[:empty])]) for shown in pictures]
+    rows = [
+        np.concatenate(list(shown[start : start + columns]), axis=1)
+        for start in range(0, len(pictures[0]), columns)
+        for shown in pictures
+    ]
     text = info()
     for name, value in tags(provenance, panels, unmarked_because).items():
         text.add_text(name, value)
@@ -105,6 +114,11 @@ def tags(provenance: Provenance, panels: Sequence[Panel], unmarked_because: str 
     return {"comment": json.dumps(told), "artist": provenance.made_by, "title": provenance.run, "date": provenance.time}
 
 
+def check_reason(unmarked_because: str | None) -> None:
+    if unmarked_because is not None and not unmarked_because.strip():
+        raise ValueError("A video without a mark needs a reason, found an empty one. Say why, or leave the mark on.")
+
+
 def drawn(panel: Panel, enlarge: int, unmarked_because: str | None = None) -> Pixels:
     """The panel's frames, enlarged, with caption and mark."""
     if panel.frames.ndim != 4 or panel.frames.shape[3] != 3 or panel.frames.dtype != np.uint8:
@@ -112,8 +126,7 @@ def drawn(panel: Panel, enlarge: int, unmarked_because: str | None = None) -> Pi
             f"A panel shows bytes of shape [frames, height, width, 3], found {panel.frames.dtype} of shape "
             f"{list(panel.frames.shape)}. Convert the frames first."
         )
-    if unmarked_because is not None and not unmarked_because.strip():
-        raise ValueError("A video without a mark needs a reason, found an empty one. Say why, or leave the mark on.")
+    check_reason(unmarked_because)
     pictures = panel.frames.repeat(enlarge, axis=1).repeat(enlarge, axis=2)
     written = [(panel.caption, False)]
     if panel.generated and unmarked_because is None:

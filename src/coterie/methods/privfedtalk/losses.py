@@ -166,12 +166,13 @@ class Generate:
 
 @dataclass(frozen=True)
 class Score:
-    """Identity similarity and temporal stability of generated clips."""
+    """Identity similarity and temporal stability of clips generated from the noise "start", which is a stream here."""
 
     generate: Generate
 
     def __call__(self, params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Tensors:
-        video, clips = self.generate(params, buffers, refs, batch, net)["video"], batch["clips"]
+        clips, noise = batch["clips"], {"start": batch["start"]["z"]}
+        video = self.generate(params, buffers, refs, {"clips": clips, "noise": noise}, net)["video"]
         return {
             "identity": talking.identity_similarity(net, refs["frozen"], video, clips["ref"]),
             "stability": talking.temporal_stability(video, clips["x"]),

@@ -49,7 +49,7 @@ from coterie.methods.privfedtalk.losses import (
 )
 from coterie.models.talking import model as talking
 from coterie.models.talking.lora import adapted_weights, fresh_adapter, split_factors
-from coterie.randomness import Key
+from coterie.randomness import Key, draw
 from coterie.states import ServerState
 from coterie.tensors import Groups, Tensors, add, scale
 
@@ -126,12 +126,18 @@ class PrivFedTalk(Method):
         return row, Message({"shared": got.params["shared"]}, weight=weight)
 
     def score(self, adapter: Tensors, refs: Groups, shape: tuple[int, ...], site: Site) -> Generator[Sweep, Any, Tensor]:
-        """s_k of clips that the trained adapter generates for held-out sound and faces; 0 without a held-out clip."""
-        if len(site.data.validation) == 0:
+        """s_k of clips that the trained adapter generates for held-out sound; 0 without a held-out clip.
+
+        A client starts from the same noise in every round, so that its score changes with the adapter alone.
+        """
+        clips = site.data.validation
+        if len(clips) == 0:
             return torch.zeros((), dtype=torch.float64)
+        like, key = refs["frozen"]["latents.mean"], Key(site.key.seed, ("score", site.client))
+        start = draw(key, 0, start_noise(shape)["start"], len(clips), like.device, like.dtype)
         found = yield from Sweep(
             fn=Score(Generate(self.sampler_steps, self.scale)), params={"shared": adapter}, refs=refs,
-            streams={"clips": site.data.validation}, noise=start_noise(shape), name="score",
+            streams={"clips": clips, "start": {"z": start}}, name="score",
         )  # fmt: skip
         identity, stability = (found[name].double().mean().cpu() for name in ("identity", "stability"))
         return self.identity_share * identity + (1.0 - self.identity_share) * stability  # (20)

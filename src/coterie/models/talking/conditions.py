@@ -13,10 +13,10 @@ class AudioEncoder(nn.Module):
     def __init__(self, bands: int, width: int) -> None:
         super().__init__()
         self.near = nn.Conv1d(bands, width, 3, 1, 1)
-        self.out = nn.Linear(width, width)
+        self.mix = nn.Linear(width, width)
 
     def forward(self, audio: Tensor) -> Tensor:
-        tokens: Tensor = self.out(F.silu(self.near(audio.transpose(1, 2)).transpose(1, 2)))
+        tokens: Tensor = self.mix(F.silu(self.near(audio.transpose(1, 2)).transpose(1, 2)))
         return tokens
 
 

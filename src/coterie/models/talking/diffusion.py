@@ -59,7 +59,12 @@ def squared_losses(wanted: Tensor, found: Tensor) -> Tensor:
 
 
 def consistency_losses(noise: Tensor, predicted: Tensor) -> Tensor:
-    """Temporal denoising consistency per clip: the mean of |d eps - d eps_theta| over neighbouring frames (axis 1)."""
+    """Temporal denoising consistency per clip: the mean of |d eps - d eps_theta| over neighbouring frames (axis 1).
+
+    A clip of one frame has no neighbours, and scores 0.
+    """
+    if noise.shape[1] < 2:
+        return noise.new_zeros(len(noise))
     return (noise.diff(dim=1) - predicted.diff(dim=1)).abs().flatten(1).mean(1)  # (8), as a mean
 
 
@@ -68,6 +73,8 @@ def ddim(denoise: Callable[[Tensor, Tensor], Tensor], start: Tensor, abar: Tenso
 
     `bound` keeps each step's guess of z_0 within what a standardised latent can be.
     """
+    if steps < 1:
+        raise ValueError(f"A sampler needs at least 1 step, found {steps}. Use for example 8.")
     times = torch.linspace(len(abar) - 1, 0, steps).round().long().tolist()
     z, clean = start, start
     for i, now in enumerate(times):
