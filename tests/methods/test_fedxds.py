@@ -25,7 +25,7 @@ from coterie.models.losses import CrossEntropy
 from coterie.models.net import EncoderHead, Net
 from coterie.randomness import Key
 from coterie.recipes.session import Session
-from coterie.recipes.walk_fedxds import walk_fedxds
+from coterie.recipes.walk_fedxds import squared_length, tell, walk_fedxds
 
 IMAGE = (2, 6, 6)
 SIZES = (7, 12, 5)
@@ -372,8 +372,34 @@ def test_the_walk_tells_the_three_numbers_and_draws_what_is_shared(tmp_path):
     assert gradient["guarantee"]["c_image_and_label_eps"] == pytest.approx(9458.56, abs=0.01)
     assert (gradient["guarantee"]["a_holds_for_this_mask"], random["guarantee"]["a_holds_for_this_mask"]) == (False, True)
     assert gradient["noise_from"] == "audit seed 0" and "subtracted" in gradient["warning"]
+    for name, run_ in told.items():
+        lines = [json.loads(line) for line in (tmp_path / "walk" / name / "metrics.jsonl").read_text().splitlines()]
+        central = [x["accuracy"] for x in lines if x.get("split") == "central" and x["model"] == "global"]
+        assert run_["mean_central_accuracy"] == run_["central_accuracy"] == central[-1]  # one round after sharing
     assert gradient["bytes"]["once"] == 3 * gradient["shared_images"] * (4 * 256 + 8)
     picture = tmp_path / "walk" / "fedxds_gradient" / "media" / "shared.png"
     pillow = pytest.importorskip("PIL.Image", reason="pictures need the extra [vision]")
     pixels = np.asarray(pillow.open(picture).convert("L"))
     assert pixels.shape[1] == 4 * 96 and pixels.std() > 20
+
+
+def test_the_walk_says_who_won_and_what_it_shared(capsys):
+    v = torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]], [[[0.0, 1.0], [0.0, 0.0]]]])  # squared lengths 25 and 1
+    noise = 0.5 * torch.randn(4000, 2, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    assert squared_length((v + noise).flatten(0, 1), 0.5) == pytest.approx(13.0, abs=0.15)
+    guarantee = {"unit": "u", "delta": 1e-5, "sigma": 0.15, "a_metric_curve": {}, "a_holds_for_this_mask": False, "b_image_eps": 1.0,
+                 "sigma_for_image_eps_8": 1.0, "c_image_and_label_eps": None, "label_eps": None, "covers": "c"}  # fmt: skip
+    own = {"shared_images": 2, "guarantee": guarantee, "squared_length": 12.0}
+    tell(
+        {
+            "fedavg": {"central_accuracy": 0.9, "mean_central_accuracy": 0.6},
+            "fedxds_lrp": {"central_accuracy": 0.7, "mean_central_accuracy": 0.65, **own},
+            "fedxds_random": {"central_accuracy": 0.5, "mean_central_accuracy": 0.7, **own},
+        },
+        "fedxds_lrp",
+        None,
+    )
+    out = capsys.readouterr().out
+    assert "fedxds_lrp against fedavg: -20.0 points in the last round, +5.0 in the mean" in out
+    assert "fedxds_lrp against fedxds_random: +20.0 points in the last round, -5.0 in the mean" in out
+    assert "pip install 'coterie[vision]'" in out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -42,12 +43,18 @@ def test_photographed_scene_has_fair_pairs_only():
     pytest.importorskip("PIL", reason="reading pictures needs coterie[vision]")
     scene = photographed(str(FACES.parent), seed=0)
     assert scene.forgeries == ("faceapp",) * 4 + ("deepfacelab",) * 4
+    with (FACES / "index.csv").open(newline="") as file:
+        group = [row["group"] for row in csv.DictReader(file)]
     seen: set[int] = set(scene.population.public["public"].index.tolist())
+    sources = {group[row] for row in seen}
     for parts in scene.population.parts:
         for part in (parts.train, parts.validation, parts.test):
             rows = set(part.index.tolist())
             assert rows and not rows & seen
             seen |= rows
+            material = {group[row] for row in rows}  # a photo with its forgery, a clip with all its frames and fakes
+            assert not material & sources
+            sources |= material
     fakes = [sum(int(part.column("y").sum()) for part in (p.train, p.validation, p.test)) for p in scene.population.parts]
     assert sum(fakes[:4]) == 457 and sum(fakes[4:]) == 276  # of the data's own table
 
@@ -72,6 +79,13 @@ def test_the_walk_reports_what_its_runs_wrote(tmp_path, capsys):
         found = client_scores(finish.path, round_index, which)
         assert facts["scores"][model]["auroc"] == pytest.approx(np.mean([v["auroc"] for v in found.values()]))
         assert finish.summary["results"][which]["auroc"]["last"] == pytest.approx(facts["scores"][model]["auroc"])
+    tuned, last = client_scores(own.path, 4, "personal"), client_scores(average.path, 3, "global")
+    gains = [tuned[client]["auroc"] - last[client]["auroc"] for client in range(12)]
+    assert facts["against_fedavg"]["auroc_gain"] == pytest.approx(sum(gains) / 12)
+    assert facts["against_fedavg"]["clients_better"] == sum(gain > 0 for gain in gains)
+    assert facts["against_fedavg"]["rounds_at_same_upload"] == 1  # 3 of 8 groups in 2 rounds are less than one model
+    sooner = client_scores(average.path, 2, "global").values()
+    assert facts["against_fedavg"]["fedavg_auroc_at_same_upload"] == pytest.approx(np.mean([v["auroc"] for v in sooner]))
     assert client_scores(own.path, 1, "global") == client_scores(average.path, 1, "global")  # one pre-trained model
     assert all(len(near) == 2 and name not in near for name, near in facts["neighbours"].items())
 

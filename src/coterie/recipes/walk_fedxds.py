@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -27,6 +28,7 @@ from coterie.privacy.metric_privacy import Sharing
 from coterie.randomness import Key
 from coterie.recipes.population import build_population
 from coterie.recipes.session import Session, seeded
+from coterie.report.records import number, read_lines
 
 _TILE = 96  # pixels of one image in the picture
 
@@ -67,7 +69,7 @@ def walk_fedxds(
         name: session.run(plan, population, net=net, metric=Classification(population.num_classes), method=name, name=name)
         for name, plan in plans.items()
     }
-    stated = statement(plans, runs)
+    stated = statement(plans, runs, rounds)
     write_json(session.out / "fedxds.json", stated)
     main = f"fedxds_{relevance}"
     drawn = draw_sharing(share_of(plans[main]), runs[main], population, net, runs[main].path / "media" / "shared.png")
@@ -97,11 +99,15 @@ def share_of(plan: Plan) -> Share:
     return next(phase.method for phase in plan if isinstance(phase.method, Share))
 
 
-def statement(plans: dict[str, Plan], runs: dict[str, Finish]) -> dict[str, Any]:
+def statement(plans: dict[str, Plan], runs: dict[str, Finish], rounds: int) -> dict[str, Any]:
     """What was shared, what that guarantees (three numbers, and no other words about privacy), and what came out."""
     told: dict[str, Any] = {}
     for name, run in runs.items():
-        told[name] = {"central_accuracy": run.summary["results"]["global"]["accuracy"]["central"], "bytes": run.summary["bytes"]}
+        told[name] = {
+            "central_accuracy": run.summary["results"]["global"]["accuracy"]["central"],
+            "mean_central_accuracy": mean_accuracy(run, rounds),
+            "bytes": run.summary["bytes"],
+        }
         if POOL not in run.state.public:
             continue
         share, count = share_of(plans[name]), len(run.state.public[POOL].tensors["y"])
@@ -111,15 +117,41 @@ def statement(plans: dict[str, Plan], runs: dict[str, Finish]) -> dict[str, Any]
         ).guarantee()  # fmt: skip
         source = "the operating system" if share.audit_seed is None else f"audit seed {share.audit_seed}"
         told[name] |= {"shared_images": count, "noise_from": source, "guarantee": guarantee}
+        told[name]["squared_length"] = squared_length(run.state.public[POOL].tensors["x"], share.sigma)
         if share.audit_seed is not None:
             told[name]["warning"] = "Noise from a seed can be computed again and subtracted: the numbers hold with --fresh-noise only."
     return told
 
 
+def squared_length(shared: Tensor, sigma: float) -> float:
+    """Mean ||v||^2 of what was shared, from what was sent: E ||x~||^2 = ||v||^2 + d sigma^2."""
+    flat = shared.flatten(1).double()
+    return float(flat.square().sum(1).mean()) - flat.shape[1] * sigma**2
+
+
+def mean_accuracy(run: Finish, rounds: int) -> float:
+    """Of the global model on all test images over the last so many rounds: one round is up or down by several points."""
+    lines, _ = read_lines(run.path / "metrics.jsonl")
+    central = [line for line in lines if (line.get("split"), line.get("model")) == ("central", "global")]
+    first = run.summary["rounds"] - rounds
+    return float(np.mean([number(line, "accuracy") for line in central if number(line, "round") > first]))
+
+
 def tell(stated: dict[str, Any], main: str, picture: Path | None) -> None:
     console, own = Console(highlight=False), stated[main]
-    accuracies = ", ".join(f"{name} {100 * run['central_accuracy']:.1f} %" for name, run in stated.items())
-    console.print(f"\nGlobal model on all test images: {accuracies} (one seed)", soft_wrap=True)
+    accuracies = ", ".join(
+        f"{name} {100 * run['central_accuracy']:.1f} ({100 * run['mean_central_accuracy']:.1f})" for name, run in stated.items()
+    )
+    console.print(
+        f"\nGlobal model on all test images in %, last round (mean of the rounds after sharing): {accuracies}. One seed.",
+        soft_wrap=True,
+    )
+    for other in [name for name in stated if name != main]:
+        gain, mean_gain = (100 * (own[k] - stated[other][k]) for k in ("central_accuracy", "mean_central_accuracy"))
+        told = f"{main} against {other}: {gain:+.1f} points in the last round, {mean_gain:+.1f} in the mean."
+        console.print(told, soft_wrap=True)
+    lengths = ", ".join(f"{name} {run['squared_length']:.1f}" for name, run in stated.items() if "squared_length" in run)
+    console.print(f"Squared length of a shared image without its noise (a soft mask dims what it keeps): {lengths}", soft_wrap=True)
     guarantee = own["guarantee"]
     curve = ", ".join(f"{_number(eps)} at {d}" for d, eps in guarantee["a_metric_curve"].items())
     holds = "holds" if guarantee["a_holds_for_this_mask"] else "does not hold here: the mask looks at the image"
@@ -133,7 +165,8 @@ def tell(stated: dict[str, Any], main: str, picture: Path | None) -> None:
         f"Covers {guarantee['covers']}. {own.get('warning', '')}",
         soft_wrap=True,
     )
-    console.print(f"Picture: {picture}" if picture else "No picture: that needs Pillow. Install it with: pip install 'coterie[vision]'")
+    without = "No picture: that needs Pillow. Install it with: pip install 'coterie[vision]'"
+    console.print(f"Picture: {picture}" if picture else without, markup=False, soft_wrap=True)  # [vision] is no markup
 
 
 def _number(eps: float | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from coterie.models.nets import GlobalPool
 from coterie.models.norm import BatchNorm
 from coterie.recipes.forged_faces import Scene, drawn, photographed
 from coterie.recipes.session import Session, seeded
+from coterie.report.records import number, numbers, read_lines
 from coterie.states import ClientId
 from coterie.tensors import num_elements
 
@@ -119,17 +119,31 @@ class Walk:
 
     def open_groups(self) -> list[float]:
         """Mean |U| over clients in each round of training."""
-        lines = read_lines(self.own.path / "metrics.jsonl")
-        return [x["train"]["train/open_groups"] for x in lines if x.get("event") == "round" and x["phase"] == "train"]
+        lines, _ = read_lines(self.own.path / "metrics.jsonl")
+        return [numbers(x, "train")["train/open_groups"] for x in lines if x.get("event") == "round" and x["phase"] == "train"]
 
     def upload_mb(self) -> dict[str, float]:
         """MB (10^6 bytes) that all clients sent together during training, and what whole models would be."""
         sent = {}
         for name, finish in (("fedavg", self.average), ("fl_gap", self.own)):
-            lines = read_lines(finish.path / "wire.jsonl")
-            sent[name] = sum(x["bytes"] for x in lines if x["direction"] == "up" and x["phase"] == "train") / 1e6
+            lines, _ = read_lines(finish.path / "wire.jsonl")
+            sent[name] = sum(number(x, "bytes") for x in lines if x["direction"] == "up" and x["phase"] == "train") / 1e6
         model = 4 * (num_elements(self.net.params) + num_elements(self.net.buffers))
         return {**sent, "whole_models": model * len(self.names) * self.rounds / 1e6}
+
+    def comparison(self) -> dict[str, float]:
+        """FL-GAP's fine-tuned models against FedAvg's at the end, and FedAvg when it had sent no more than FL-GAP did."""
+        scores, sent = self.scores(), self.upload_mb()
+        both = scores["tuned"].keys() & scores["FedAvg"].keys()
+        gains = [scores["tuned"][client]["auroc"] - scores["FedAvg"][client]["auroc"] for client in sorted(both)]
+        rounds = max(1, int(sent["fl_gap"] / sent["fedavg"] * self.rounds))
+        sooner = client_scores(self.average.path, self.pretrain_rounds + rounds, "global")
+        return {
+            "auroc_gain": float(np.nanmean(gains)),
+            "clients_better": sum(gain > 0 for gain in gains),
+            "rounds_at_same_upload": rounds,
+            "fedavg_auroc_at_same_upload": float(np.nanmean([v["auroc"] for v in sooner.values()])),
+        }
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -139,6 +153,7 @@ class Walk:
                 if found
             },
             "upload_mb": self.upload_mb(),
+            "against_fedavg": self.comparison(),
             "open_groups": self.open_groups(),
             "neighbours": {self.names[client]: [self.names[i] for i in near] for client, near in self.neighbours().items()},
             "same_forgery": self.agreement(self.scene.forgeries),
@@ -160,9 +175,18 @@ class Walk:
         mb, forgery, camera = facts["upload_mb"], facts["same_forgery"], facts["same_camera"]
         saved = 1 - mb["fl_gap"] / mb["fedavg"]
         console.print(f"Upload: FL-GAP {mb['fl_gap']:.2f} MB, FedAvg (whole models) {mb['fedavg']:.2f} MB: {saved:.0%} saved")
+        found = facts["against_fedavg"]
+        console.print(
+            f"Tuned against FedAvg, one seed: {100 * found['auroc_gain']:+.1f} points of AUROC, "
+            f"better on {found['clients_better']} of {len(self.names)} clients"
+        )
+        console.print(
+            f"FedAvg with FL-GAP's upload ({found['rounds_at_same_upload']} of its {self.rounds} rounds): "
+            f"{100 * found['fedavg_auroc_at_same_upload']:.1f}, against {100 * facts['scores']['tuned']['auroc']:.1f}"
+        )
         console.print(f"Open groups per round, of {len(self.net.groups)}: " + " ".join(f"{x:.1f}" for x in facts["open_groups"]))
         console.print(f"Neighbours with the same forgery: {forgery['found']:.0%} (at random {forgery['at_random']:.0%})")
-        if len(set(self.scene.cameras)) > 1:
+        if len(set(zip(self.scene.forgeries, self.scene.cameras, strict=True))) > len(set(self.scene.forgeries)):
             console.print(f"Neighbours with the same camera: {camera['found']:.0%} (at random {camera['at_random']:.0%})")
 
 
@@ -177,7 +201,3 @@ def client_scores(path: Path, round: int, model: str) -> dict[ClientId, Mapping[
     last = max((int(row["round"]) for row in rows if int(row["round"]) <= round), default=0)
     chosen = [row for row in rows if int(row["round"]) == last]
     return {int(row["client"]): {name: float(row[name] or "nan") for name in ("auroc", "accuracy")} for row in chosen}
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
