@@ -19,6 +19,21 @@ from commands import call, numbers, refused, succeed
 from coterie.cli import main
 from coterie.report.progress import Progress
 
+WAITING = """
+import sys, time
+from coterie.cli import main
+from coterie.report.progress import Progress
+
+told = Progress.round
+
+def then(self, index, *rest):
+    told(self, index, *rest)
+    if (self._label, index) == ("fedavg", 2):
+        time.sleep(60)  # without it a fast machine may be through before it is stopped
+
+Progress.round = then
+sys.exit(main())
+"""
 RECIPE = ("quickstart", "--clients", "3", "--rounds", "4", "--epochs", "1", "--backend", "loop")
 
 
@@ -56,13 +71,13 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, method: str, round: int, how: str) 
 
 def test_ctrl_c_in_a_true_process(whole: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     out = Path("my run")  # a space: what is printed must work when it is copied
-    command = [sys.executable, "-m", "coterie.cli", "run", *RECIPE, "--out", str(out)]
+    command = [sys.executable, "-c", WAITING, "run", *RECIPE, "--out", str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         printed = ""
         for line in process.stdout:
             printed += line
-            if "fedavg  round 2/4" in line and process.poll() is None:
+            if "fedavg  round 2/4" in line:
                 process.send_signal(signal.SIGINT)
     assert process.returncode == 130
     assert "Stopped. Nothing is lost; go on with: coterie run --resume 'my run'\n" in printed
