@@ -108,7 +108,7 @@ def test_an_npz_with_other_arrays_is_refused(tmp_path: Path) -> None:
 
 def test_pictures_of_two_sizes_need_a_size(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", [picture((9, 9, 9), 8), picture((5, 5, 5), 6)], [0, 1])
-    with pytest.raises(ValueError, match=r"Pictures differ in size: 8x8 and 6x6. Give size=N"):
+    with pytest.raises(ValueError, match=r"Pictures differ in size: 8x8 and 6x6 \(picture 1 of the train split.*Give size=N"):
         load("parquet", tmp_path)
     assert load("parquet", tmp_path, size=4).columns["x"].shape == (2, 3, 4, 4)
 
@@ -192,7 +192,7 @@ def test_ag_news_reads_both_layouts(tmp_path: Path) -> None:
     assert tokens.tolist()[1] == [1 + zlib.crc32(b"a") % 96, 1 + zlib.crc32(b"goal") % 96, 0]
     assert token_numbers(["one two three four"], 97, 3).shape == (1, 3)
     (tmp_path / "part.csv").write_text('"5","New","chip"\n')
-    with pytest.raises(ValueError, match=r"is no AG News file: found a class '5'"):
+    with pytest.raises(ValueError, match=r"part.csv' is no AG News file: line 1 has the class '5'. Use rows of"):
         load("ag_news", tmp_path)
 
 

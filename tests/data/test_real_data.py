@@ -68,7 +68,7 @@ def test_parquet_folders(
     folder = need(name)
     decoded: list[tuple[int, ...]] = []
 
-    def only_the_first(files: list[bytes], size: int | None = None) -> torch.Tensor:  # all of them would take seconds
+    def only_the_first(files: list[bytes], size: int | None = None, where: str = "") -> torch.Tensor:  # all of them would take seconds
         decoded.append(tuple(decode_images(files[:3], size).shape))
         return torch.zeros(len(files), 3, 1, 1, dtype=torch.uint8)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -238,6 +239,44 @@ class Smuggler(Poll):
 def test_a_group_of_an_exchange_has_no_place_in_the_last_message(tmp_path: Path) -> None:
     finish = go(Smuggler(), tmp_path / "run")
     assert list(reasons(finish)) == [1] and "'poll/sums', which is not among ['theta']" in reasons(finish)[1]
+
+
+# --- in worker processes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_answers_exchanges_as_the_loop_does(tmp_path: Path) -> None:
+    """Two questions in a round, one who gets no answer, one who asks something else: runs wait in their workers meanwhile."""
+    methods = {"twice": Poll(twice=True), "silent": Poll(silent=(0,)), "wrong": Poll(change=For2(name="other"))}
+    plan = tuple(Phase(name, 1, method) for name, method in methods.items())
+    toy, found = Toy(), {}
+    for backend in ("loop", "pool"):
+        settings = Settings(backend=backend, workers=2, quiet=True, precision="fp64")  # type: ignore[arg-type]
+        found[backend] = run(plan, toy.population(), net=toy.net(), metric=toy.metric, out=tmp_path / backend, settings=settings)
+    loop, pool = found["loop"], found["pool"]
+    assert reasons(pool) == reasons(loop) == {0: "got no answer to the exchange 'poll'.", 2: reasons(loop)[2]}
+    np.testing.assert_array_equal(theta(pool), theta(loop))
+    assert {c: r["heard"]["z"].tolist() for c, r in pool.clients.items()} == {c: r["heard"]["z"].tolist() for c, r in loop.clients.items()}
+    assert (pool.path / "wire.jsonl").read_bytes() == (loop.path / "wire.jsonl").read_bytes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dying(Poll):
+    """Client 2's process dies in the first round, after the answer came."""
+
+    def client(self, mine: Groups, down: Message, site: Site) -> ClientRun:
+        row, up = yield from super().client(mine, down, site)
+        if site.client == 2 and site.round.index == 0:
+            os._exit(3)
+        return row, up
+
+
+def test_a_worker_that_dies_takes_the_runs_that_wait_in_it_and_no_more(tmp_path: Path) -> None:
+    """One worker answers clients in order, so 0 and 1 are through when it dies with 2, and 3 still waits."""
+    finish = go(Dying(), tmp_path / "run", rounds=2, backend="pool", workers=1)
+    assert reasons(finish) == dict.fromkeys((2, 3), "lost its worker process, which died with exit code 3.")
+    returned = [line["returned"] for line in lines(finish, "metrics.jsonl") if line.get("event") == "round"]
+    assert returned == [2, 4] and set(finish.clients) == {0, 1, 2, 3}
+    np.testing.assert_allclose(theta(finish), 2 * 2 * by_hand().mean(0), rtol=1e-12)
 
 
 # --- what the server may ask -------------------------------------------------------------------------------------------------------

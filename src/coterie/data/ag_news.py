@@ -6,7 +6,6 @@ No vocabulary is learned or downloaded: a word is a run of letters and digits in
 
 from __future__ import annotations
 
-import csv
 import re
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,11 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.data.files import csv_rows
 from coterie.data.table import Table
 from coterie.tensors import Tensors
 
 _CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 _LEFTOVERS = ((" #39;", "'"), ("#39;", "'"), ("quot;", '"'), ("&lt;", "<"), ("&gt;", ">"), ("\\", " "))
+_FILES = (("train*.csv",), ("test*.csv", "part.csv"))  # part.csv: rows of the official test file
+_HEADER_OF_THREE = ["class index", "title", "description"]
+_ADVICE = "Use rows of class 1-4, title, description, or a header text,label with labels 0-3."
 _WORD = re.compile(r"[a-z0-9]+")
 
 
@@ -46,13 +49,22 @@ def ag_news(folder: Path, form: Literal["bag", "tokens"] = "bag", vocab: int = 1
         raise ValueError(f"form must be 'bag' or 'tokens', found '{form}'. Use one of these.")
     if vocab < 2 or length < 1:
         raise ValueError(f"vocab must be at least 2 and length at least 1, found {vocab} and {length}. Use 1024 and 64.")
-    files = sorted(folder.glob("train*.csv")) + sorted(folder.glob("test*.csv")) + sorted(folder.glob("part.csv"))
-    if not files:
+    train, test = _files(folder)
+    return _table(train, form, vocab, length, None if test is None else _table(test, form, vocab, length, None))
+
+
+def _files(folder: Path) -> tuple[Path, Path | None]:
+    """The file of the table, and that of its central test set where there is one."""
+    if folder.is_file():
+        return folder, None
+    train, test = ([path for pattern in patterns for path in sorted(folder.glob(pattern))] for patterns in _FILES)
+    for found in (train, test):
+        if len(found) > 1:
+            names = ", ".join(path.name for path in found)
+            raise ValueError(f"Folder '{folder}' has {len(found)} files for one split: {names}. Leave one of them there.")
+    if not train + test:
         raise ValueError(f"Folder '{folder}' has no train*.csv, test*.csv or part.csv. Put AG News there as csv.")
-    test = None
-    if len(files) > 1 and not files[-1].name.startswith("train"):
-        test = _table(files.pop(), form, vocab, length, None)
-    return _table(files[0], form, vocab, length, test)
+    return (train[0], test[0] if test else None) if train else (test[0], None)
 
 
 def _table(path: Path, form: str, vocab: int, length: int, test: Table | None) -> Table:
@@ -64,25 +76,30 @@ def _table(path: Path, form: str, vocab: int, length: int, test: Table | None) -
 
 def read_articles(path: Path) -> tuple[list[str], list[int]]:
     """Texts and labels 0-3 from either layout."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.reader(file) if row]
+    rows = csv_rows(path)
+    head = [name.strip().lower() for name in rows[0][1]] if rows else []
+    if head == _HEADER_OF_THREE:  # as on Kaggle; the original has no header
+        rows = rows[1:]
     if not rows:
-        raise ValueError(f"'{path}' is empty. Download it again.")
-    if sorted(rows[0]) == ["label", "text"]:
-        text, label = rows[0].index("text"), rows[0].index("label")
-        pairs = [(row[text], row[label]) for row in rows[1:] if len(row) == 2]
-        first, expected = 0, len(rows) - 1
+        raise ValueError(f"'{path}' has no articles. Download it again.")
+    if sorted(head) == ["label", "text"]:
+        text, label, first = head.index("text"), head.index("label"), 0
+        cells = [(line, row[text : text + 1], row[label]) for line, row in _of_width(rows[1:], 2, path)]
     else:
-        pairs = [(f"{row[1]} {row[2]}", row[0]) for row in rows if len(row) == 3]
-        first, expected = 1, len(rows)
-    wrong = next((label for _, label in pairs if label not in {str(first + c) for c in range(4)}), None)
-    if len(pairs) != expected or wrong is not None:
-        found = f"a class '{wrong}'" if wrong is not None else f"{expected - len(pairs)} rows with another number of fields"
-        raise ValueError(
-            f"'{path}' is no AG News file: found {found}. Use rows of class 1-4, title, description, "
-            "or a header text,label with labels 0-3."
-        )
-    return [text for text, _ in pairs], [int(label) - first for _, label in pairs]
+        first = 1
+        cells = [(line, row[1:], row[0]) for line, row in _of_width(rows, 3, path)]
+    known = {str(first + number): number for number in range(len(_CLASSES))}
+    for line, _, label_text in cells:
+        if label_text.strip() not in known:
+            raise ValueError(f"'{path}' is no AG News file: line {line} has the class '{label_text}'. {_ADVICE}")
+    return [" ".join(texts) for _, texts, _ in cells], [known[label_text.strip()] for _, _, label_text in cells]
+
+
+def _of_width(rows: list[tuple[int, list[str]]], width: int, path: Path) -> list[tuple[int, list[str]]]:
+    for line, row in rows:
+        if len(row) != width:
+            raise ValueError(f"'{path}' is no AG News file: line {line} has {len(row)} fields, not {width}. {_ADVICE}")
+    return rows
 
 
 def words(text: str) -> list[str]:

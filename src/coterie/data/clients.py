@@ -47,6 +47,7 @@ def make_population(
         if not 0 <= fraction < 1:
             raise ValueError(f"{name} must be at least 0 and below 1, found {fraction}. Use for example 0.2.")
     client_names = tuple(names) if names is not None else assignment.names
+    _check_rows(table, replace(assignment, names=client_names))
     column = group_column or table.together
     groups = None if column is None else np.unique(table.column(column), return_inverse=True)[1]
     official = official_parts(table.column("split")) if use_split_column else None
@@ -54,8 +55,6 @@ def make_population(
     owner = np.full(len(table), -1, dtype=np.int64)
     clients = []
     for client, rows in enumerate(assignment.rows):
-        if len(rows) == 0:
-            raise ValueError(f"Client '{client_names[client]}' has no samples. Use fewer clients, a larger beta, or min_size.")
         rng = key.fold("split", client).numpy()
         cut = _cut(rows, groups, official, test_fraction, validation_fraction, rng)
         if not len(cut[TRAIN]):
@@ -79,6 +78,27 @@ def make_population(
         partition=assignment.how,
         findings=findings,
     )
+
+
+def _check_rows(table: Table, assignment: Assignment) -> None:
+    """There are clients, every one has rows, they exist, and each row has one owner."""
+    if not assignment.rows:
+        raise ValueError(f"The partition of '{table.name}' has no clients. Use one or more.")
+    for name, rows in zip(assignment.names, assignment.rows, strict=True):
+        if len(rows) == 0:
+            raise ValueError(f"Client '{name}' has no samples. Use fewer clients, a larger beta, or min_size.")
+        if rows.min() < 0 or rows.max() >= len(table):
+            found = rows[(rows < 0) | (rows >= len(table))][0]
+            raise ValueError(f"Client '{name}' has row {found} of a table of {len(table)} rows. Give each client rows of the table.")
+    owned = np.concatenate(assignment.rows)
+    rows, counts = np.unique(owned, return_counts=True)
+    if len(rows) < len(owned):
+        twice = rows[counts > 1]
+        holders = [name for name, own in zip(assignment.names, assignment.rows, strict=True) if twice[0] in own]
+        raise ValueError(
+            f"Data leak in '{table.name}': {len(twice)} rows are given out more than once, such as row {twice[0]} to {holders}. "
+            "Give each row to one client, once."
+        )
 
 
 def hold_out(table: Table, fraction: float, key: Key) -> tuple[Table, Table]:

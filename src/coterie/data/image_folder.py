@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 
 from coterie.data.examples import Pixels
+from coterie.data.files import csv_rows
 from coterie.data.images import decode_images, inside
-from coterie.data.table import Column, Table
+from coterie.data.labels import numbered
+from coterie.data.table import Column, Table, known_or_alone
 
 _FAIR = {("stills", "real"), ("stills", "faceapp"), ("video", "real"), ("video", "deepfacelab")}
 
@@ -51,25 +51,28 @@ def faces(folder: Path, size: int | None = 64, pairs: Literal["fair", "all"] = "
 
 
 def _table(folder: Path, rows: Sequence[Mapping[str, str]], size: int | None, classes: tuple[str, ...], name: str) -> Table:
+    if not rows:
+        raise ValueError(f"No picture is left of the index of '{folder}'. Check the index and the filters.")
+    labels, found = numbered([row["label"] for row in rows], classes, f"the index of '{folder}'")
     pictures = decode_images(inside(folder, [row["path"] for row in rows]), size)
-    labels, found = _labels([row["label"] for row in rows], classes)
-    meta: dict[str, Column] = {c: np.array([row[c] for row in rows]) for c in rows[0] if c != "label"}
-    return Table(name, {"x": pictures, "y": labels}, found, meta, Pixels())
+    meta: dict[str, Column] = {c: known_or_alone(c, [row[c] for row in rows]) for c in rows[0] if c != "label"}
+    return Table(name, {"x": pictures, "y": torch.from_numpy(labels)}, found, meta, Pixels())
 
 
 def _read_index(path: Path) -> list[dict[str, str]]:
     if not path.exists():
         raise ValueError(f"The index '{path}' does not exist. Write a csv with the columns path and label, or give index=NAME.")
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        rows = list(reader)
-        columns = reader.fieldnames or []
+    rows = csv_rows(path, skipinitialspace=True)
+    columns = [name.strip() for name in rows[0][1]] if rows else []
     if not {"path", "label"} <= set(columns):
-        raise ValueError(f"The index '{path}' has the columns {list(columns)}. Give it at least 'path' and 'label'.")
-    ragged = [number for number, row in enumerate(rows, 2) if None in row or None in row.values()]
-    if ragged:
-        raise ValueError(f"Line {ragged[0]} of '{path}' does not have {len(columns)} fields as its header. Correct that line.")
-    return rows
+        raise ValueError(f"The index '{path}' has the columns {columns}. Give it at least 'path' and 'label'.")
+    twice = sorted({name for name in columns if columns.count(name) > 1})
+    if twice:
+        raise ValueError(f"The index '{path}' has the columns {twice} more than once. Give each column its own name.")
+    for line, row in rows[1:]:
+        if len(row) != len(columns):
+            raise ValueError(f"Line {line} of '{path}' does not have {len(columns)} fields as its header, but {len(row)}. Correct that line.")
+    return [{name: field.strip() for name, field in zip(columns, row, strict=True)} for _, row in rows[1:]]
 
 
 def _keep(rows: list[dict[str, str]], column: str, wanted: tuple[str, ...], path: Path) -> list[dict[str, str]]:
@@ -80,16 +83,3 @@ def _keep(rows: list[dict[str, str]], column: str, wanted: tuple[str, ...], path
     if unknown:
         raise ValueError(f"No row of '{path}' has {column} {unknown}, only {present}. Use some of these.")
     return [row for row in rows if row[column] in wanted]
-
-
-def _labels(values: Sequence[str], classes: tuple[str, ...]) -> tuple[torch.Tensor, tuple[str, ...]]:
-    if all(value.isdecimal() for value in values):
-        numbers = [int(value) for value in values]
-        if classes and max(numbers, default=0) >= len(classes):
-            raise ValueError(f"Label {max(numbers)} is not among the {len(classes)} named classes. Name every class, or none.")
-        return torch.tensor(numbers), classes
-    names = classes or tuple(sorted(set(values)))
-    unknown = sorted(set(values) - set(names))
-    if unknown:
-        raise ValueError(f"The labels {unknown[:3]} are not among the classes {list(names)}. Name every class, or none.")
-    return torch.tensor([names.index(value) for value in values]), names

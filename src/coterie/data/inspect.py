@@ -16,6 +16,7 @@ from coterie.data.examples import Finding, Population, View
 _SHADES = " ▁▂▃▄▅▆▇█"
 _MAX_ROWS = 20
 _MAX_CLASSES = 40  # one character each
+_OTHER_COLUMNS = 44  # what the widths of the other columns leave of a line, at most
 
 
 @dataclass(frozen=True, eq=False)

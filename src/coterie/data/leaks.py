@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from coterie.data.examples import Finding
-from coterie.data.table import Column, Table
+from coterie.data.table import KEEP_TOGETHER, Column, Table
 
-_STRICT = ("group", "source_id", "video_id")  # one recording or picture and what was made from it
 _LOOSE = ("identity",)  # one person may rightly be in train and test of a personal model
 _LIMIT_BYTES = 1 << 30  # beyond this much data, content is not compared
 _PAIR_LIMIT = 1e9  # more pairs of pictures than this are not compared (CIFAR-10 has 4e8, about a second)
@@ -35,9 +34,10 @@ def check_leaks(
     """
     findings: list[Finding] = []
     owned = np.flatnonzero(parts >= 0)
-    for column in (name for name in (*_STRICT, *_LOOSE) if name in table.meta):
+    for column in (name for name in (*KEEP_TOGETHER, *_LOOSE) if name in table.meta):
         found = _shared_values(table.column(column)[owned], owner[owned], parts[owned], column, names)
-        strict = found if column in _STRICT else []
+        found += _shared_with_central(table, parts, column)
+        strict = found if column in KEEP_TOGETHER else []
         if strict:
             raise ValueError(
                 f"Data leak in '{table.name}': {'; '.join(f.text for f in strict)}. Keep the rows of one '{column}' together when clients and "
@@ -50,7 +50,7 @@ def check_leaks(
 def _shared_values(
     values: Column, owner: NDArray[np.int64], parts: NDArray[np.int8], column: str, names: Sequence[str]
 ) -> list[Finding]:
-    level: Literal["leak", "warning"] = "leak" if column in _STRICT else "warning"
+    level = _level(column)
     distinct, value = np.unique(values, return_inverse=True)
     total = len(distinct)
     found = []
@@ -68,6 +68,20 @@ def _shared_values(
         text = f"at two clients or more: {len(wide)} of {total} values of '{column}', such as {shown} at {first}"
         found.append(Finding(level, column, len(wide), text))
     return found
+
+
+def _shared_with_central(table: Table, parts: NDArray[np.int8], column: str) -> list[Finding]:
+    """Values that train parts share with the central test set."""
+    if table.central_test is None or column not in table.central_test.meta:
+        return []
+    trained = table.column(column)[(parts >= 0) & (parts != _TEST)]
+    both = np.intersect1d(trained.astype(str), table.central_test.column(column).astype(str))
+    text = f"in train and in the central test set: {len(both)} values of '{column}', such as {_shown(both, np.arange(len(both)))}"
+    return [Finding(_level(column), column, len(both), text)] if len(both) else []
+
+
+def _level(column: str) -> Literal["leak", "warning"]:
+    return "leak" if column in KEEP_TOGETHER else "warning"
 
 
 def _shown(distinct: Column, chosen: NDArray[np.int64]) -> str:

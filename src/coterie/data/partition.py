@@ -29,6 +29,11 @@ class Assignment:
     names: tuple[str, ...]
     how: str
 
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.rows) or len(set(self.names)) < len(self.names):
+            distinct = len(set(self.names))
+            raise ValueError(f"{len(self.rows)} clients have {distinct} different names. Give each client its own name.")
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -109,14 +114,15 @@ def pathological(labels: Column, clients: int, classes_per_client: int, key: Key
 def by_column(values: Column, name: str, *, key: Key, clients: int | None = None, min_size: int = 1) -> Assignment:
     """One client per value of a column (a writer, a speaker, a site), with at least `min_size` rows.
 
-    With `clients`, that many of the values, chosen at random. Rows of the others belong to nobody: this is
-    the one partition that may leave rows out, and its description says how many values it kept.
+    With `clients`, that many of the values, chosen at random. Rows of the others, and rows where the column is
+    empty, belong to nobody: this is the one partition that may leave rows out, and its description says how many.
     """
     found, owner = np.unique(np.asarray(values), return_inverse=True)
     groups = rows_by_value(owner)
-    kept = [i for i, rows in enumerate(groups) if len(rows) >= min_size]
+    blank = [i for i, value in enumerate(found) if not str(value).strip()]
+    kept = [i for i, rows in enumerate(groups) if len(rows) >= min_size and i not in blank]
     if not kept:
-        largest = max((len(rows) for rows in groups), default=0)
+        largest = max((len(rows) for i, rows in enumerate(groups) if i not in blank), default=0)
         raise ValueError(f"No {name} has {min_size} samples, the largest has {largest}. Use a smaller min_size.")
     if clients is not None:
         _check(len(values), clients)
@@ -127,7 +133,9 @@ def by_column(values: Column, name: str, *, key: Key, clients: int | None = None
             )
         if clients < len(kept):
             kept = sorted(kept[i] for i in key.numpy().choice(len(kept), clients, replace=False))
-    part = "" if len(kept) == len(found) else f", {len(kept)} of {len(found)}"
+    total = len(found) - len(blank)
+    part = "" if len(kept) == total else f", {len(kept)} of {total}"
+    part += "".join(f", {len(groups[i])} rows without one left out" for i in blank)
     return Assignment(tuple(groups[i] for i in kept), tuple(str(found[i]) for i in kept), f"one client per {name}{part}")
 
 
@@ -137,7 +145,8 @@ def keeping_together(groups: Column, labels: Column, partition: Callable[[Column
     members = rows_by_value(owner)
     units = partition(np.array([_most_frequent(np.asarray(labels)[rows]) for rows in members]))
     rows = tuple(np.sort(np.concatenate([members[unit] for unit in own])) for own in units.rows)
-    return replace(units, rows=rows, how=f"{units.how}, groups kept together")
+    how = units.how.replace("rows moved", "groups moved")
+    return replace(units, rows=rows, how=f"{how}, groups kept together")
 
 
 def _most_frequent(values: Column) -> int:
@@ -147,7 +156,8 @@ def _most_frequent(values: Column) -> int:
 
 def _dirichlet_once(classes: list[Rows], clients: int, beta: float, balanced: bool, rng: np.random.Generator) -> list[Rows]:
     total = sum(map(len, classes))
-    owned: list[list[Rows]] = [[] for _ in range(clients)]
+    given: list[Rows] = []
+    owners: list[Rows] = []
     sizes = np.zeros(clients, dtype=np.int64)
     for rows in classes:
         shares = _shares(rng, beta, clients)
@@ -157,11 +167,12 @@ def _dirichlet_once(classes: list[Rows], clients: int, beta: float, balanced: bo
                 shares = (sizes < total / clients).astype(np.float64)
             shares /= shares.sum()
         cuts = np.minimum((shares.cumsum() * len(rows)).round().astype(np.int64)[:-1], len(rows))
-        pieces = np.split(rng.permutation(rows), cuts)
-        for client, piece in enumerate(pieces):
-            owned[client].append(piece)
-        sizes += [len(piece) for piece in pieces]
-    return [np.concatenate(pieces) for pieces in owned]
+        counts = np.diff(cuts, prepend=0, append=len(rows))
+        given.append(rng.permutation(rows))
+        owners.append(np.repeat(np.arange(clients), counts))
+        sizes += counts
+    order = np.argsort(np.concatenate(owners), kind="stable")
+    return np.split(np.concatenate(given)[order], sizes.cumsum()[:-1])
 
 
 def _shares(rng: np.random.Generator, beta: float, clients: int) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -17,7 +17,17 @@ from coterie.tensors import Tensors
 Column: TypeAlias = NDArray[Any]
 """One value per row: a writer, a group, a method. Strings or integers."""
 
-_KEEP_TOGETHER = ("group", "source_id", "video_id")
+KEEP_TOGETHER = ("group", "source_id", "video_id")
+"""Columns that name one recording or picture and what was made from it."""
+
+_MAX_CLASSES = 100_000  # unnamed; more are labels that were not numbered from 0, and would fill the memory with counts
+
+
+def known_or_alone(name: str, values: Sequence[str]) -> Column:
+    """A column of texts; where it says what belongs together, a row without a value belongs to no other."""
+    if name in (*KEEP_TOGETHER, "identity"):
+        values = [value or f"(row {row})" for row, value in enumerate(values)]
+    return np.array(values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +55,35 @@ class Table:
         sizes |= {name: len(column) for name, column in self.meta.items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"The columns of table '{self.name}' differ in length: {sizes}. Give one entry per row in each.")
+        self._check_values()
+        if self.central_test is not None:
+            shapes = [list(table.columns["x"].shape[1:]) for table in (self, self.central_test)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(
+                    f"The examples of table '{self.name}' have shape {shapes[0]}, those of its central test set {shapes[1]}. "
+                    "Give both one shape (pictures: size=N)."
+                )
+
+    def _check_values(self) -> None:
+        y = self.columns["y"]
+        if y.dim() != 1 or y.is_floating_point():
+            found = f"{y.dtype} of shape {list(y.shape)}"
+            raise ValueError(f"The labels of table '{self.name}' are {found}. Give one whole number per example.")
+        limit = len(self.classes) or _MAX_CLASSES
+        wrong = ((y < 0) | (y >= limit)).nonzero().flatten()
+        if len(wrong):
+            known = f"{limit} named classes" if self.classes else "labels from 0 on"
+            raise ValueError(
+                f"Label {int(y[wrong[0]])} in row {int(wrong[0])} of table '{self.name}' ({len(wrong)} such rows) does not fit its "
+                f"{known}. Number the classes from 0 without gaps, and name all or none."
+            )
+        for name, column in self.columns.items():
+            if column.is_floating_point() and not torch.isfinite(column).all():
+                rows = (~torch.isfinite(column)).reshape(len(column), -1).any(dim=1).nonzero().flatten()
+                raise ValueError(
+                    f"Column '{name}' of table '{self.name}' holds NaN or infinite numbers in {len(rows)} rows, the first is row "
+                    f"{int(rows[0])}. Remove or correct them."
+                )
 
     def __len__(self) -> int:
         return len(self.columns["y"])
@@ -61,8 +100,20 @@ class Table:
 
     @property
     def together(self) -> str | None:
-        """The column whose rows must stay on one client and in one part: frames of one video, versions of one photo."""
-        return next((name for name in _KEEP_TOGETHER if name in self.meta), None)
+        """The column whose rows must stay on one client and in one part: frames of one video, versions of one photo.
+
+        Of several such columns, the one whose values hold those of the others whole; where there is none, the first.
+        """
+        present = [name for name in KEEP_TOGETHER if name in self.meta]
+        if len(present) < 2:
+            return present[0] if present else None
+        numbers = {name: np.unique(self.meta[name], return_inverse=True)[1] for name in present}
+
+        def holds(wide: str, narrow: str) -> bool:
+            pairs = numbers[narrow] * len(self) + numbers[wide]
+            return len(np.unique(pairs)) == len(np.unique(numbers[narrow]))
+
+        return next((wide for wide in present if all(holds(wide, narrow) for narrow in present)), present[0])
 
     def column(self, name: str) -> Column:
         """A column of `meta`, or the label."""

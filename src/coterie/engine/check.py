@@ -7,7 +7,7 @@ from typing import Any
 
 from coterie.data.examples import Population
 from coterie.engine.backend import World
-from coterie.engine.choose import Choice, choose_backend, choose_device
+from coterie.engine.choose import choose_backend, choose_device
 from coterie.engine.round import hub_of, row_of, with_server_rows
 from coterie.engine.settings import Settings
 from coterie.method import Nobody, Phase, Plan, Poisson, Round, as_run
@@ -26,19 +26,12 @@ def check(
     """Refuse what `run` would refuse, and what every client would refuse in its first round. Writes and trains nothing."""
     choose_device(settings.devices)
     world = World(plan, population, net, metric, settings.seed)
-    choice = choose_backend(
-        settings, plan, net.params, [len(parts.train) for parts in population.parts], exchanges=talks_in_mid_round(world)
-    )
-    check_world(world, guards, settings, choice)
+    choose_backend(settings, plan, net.params, [len(parts.train) for parts in population.parts])
+    check_world(world, guards, settings)
     _check_first_ask(world)
 
 
-def talks_in_mid_round(world: World) -> bool:
-    """Whether some phase's clients ask the server: their slots are named "<exchange>/<group>"."""
-    return any("/" in slot for phase in world.plan for slot in phase.method.slots(hub_of(world, _first_round(world, phase))))
-
-
-def check_world(world: World, guards: Guards, settings: Settings, choice: Choice) -> None:
+def check_world(world: World, guards: Guards, settings: Settings) -> None:
     """Phases, cohorts, slots and guards fit together."""
     seen: set[str] = set()
     for phase in world.plan:
@@ -53,8 +46,6 @@ def check_world(world: World, guards: Guards, settings: Settings, choice: Choice
             )
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
-        if choice.backend == "pool" and any("/" in slot for slot in slots):
-            raise ValueError(f"{type(phase.method).__name__} asks the server in mid-round, which needs --backend loop.")
 
 
 def check_history(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> None:

@@ -22,10 +22,9 @@ class Choice:
     reason: str
 
 
-def choose_backend(settings: Settings, plan: Plan, params: Tensors, examples: list[int], *, exchanges: bool = False) -> Choice:
-    """`exchanges`: some method of the plan talks to the server in mid-round, which only `loop` can do."""
+def choose_backend(settings: Settings, plan: Plan, params: Tensors, examples: list[int]) -> Choice:
     cores = os.cpu_count() or 1
-    workers = settings.workers or min(cores, len(examples))
+    workers = min(settings.workers or cores, len(examples))  # more would have nobody to work for
     device = choose_device(settings.devices)
     if settings.backend == "loop":
         return Choice("loop", 1, "asked for")
@@ -35,8 +34,6 @@ def choose_backend(settings: Settings, plan: Plan, params: Tensors, examples: li
         return Choice("pool", workers, "asked for")
     if device.type != "cpu":
         return Choice("loop", 1, "one client after another on the accelerator")
-    if exchanges:
-        return Choice("loop", 1, "clients that talk to the server in mid-round stay in one process")
     for phase in plan:
         found = defined_in_main(phase.method)
         if found is not None:

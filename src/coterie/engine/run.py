@@ -13,7 +13,7 @@ import torch
 
 from coterie.data.examples import Population
 from coterie.engine.backend import Backend, EvaluateJob, World
-from coterie.engine.check import check_history, check_world, talks_in_mid_round
+from coterie.engine.check import check_history, check_world
 from coterie.engine.checkpoint import CheckpointStore, Progress, commit
 from coterie.engine.choose import choose_backend, choose_device, set_precision
 from coterie.engine.evaluate import score_predictor
@@ -82,7 +82,7 @@ class Runner:
         self.world = World(plan, placed(population, device, dtype), net.to(device, dtype), metric, settings.seed)
         self.device = device
         sizes = [len(parts.train) for parts in population.parts]
-        self.choice = choose_backend(settings, plan, net.params, sizes, exchanges=talks_in_mid_round(self.world))
+        self.choice = choose_backend(settings, plan, net.params, sizes)
         self.total = sum(phase.rounds for phase in plan)
         self.path = path
         self.folder = RunFolder(path, list(metric.directions))
@@ -91,7 +91,7 @@ class Runner:
         self.state = ServerState({}, self.store.server)
         self.progress = Progress()
         self.bytes_total = 0
-        check_world(self.world, guards, settings, self.choice)
+        check_world(self.world, guards, settings)
 
     def start(self, *, resume: bool) -> None:
         if resume and self.store.exists():

@@ -52,7 +52,9 @@ class Ledger:
         return sum(size for (_, _, way, _), (size, _) in self._bytes.items() if way == direction)
 
     def entries(self) -> Iterable[Entry]:
-        for (round, exchange, direction, slot), (size, clients) in self._bytes.items():
+        """Sorted, because workers book in the order in which they happen to be free."""
+        order = sorted(self._bytes.items(), key=lambda cell: (cell[0][0], cell[0][1] or "", *cell[0][2:]))
+        for (round, exchange, direction, slot), (size, clients) in order:
             yield {
                 "round": round, "phase": self.phase, "exchange": exchange, "direction": direction,
                 "slot": slot, "bytes": size, "clients": clients, "once": round == ONCE,

@@ -222,6 +222,6 @@ def tell(measured: dict[str, Any], written: list[Path]) -> None:
     for bar, holds in (measured["bars"] or {}).items():
         console.print(f"  {'holds' if holds else '[bold]does not hold[/]'}: {bar}")
     if not any(path.suffix == ".mp4" for path in written):
-        console.print("No video: that needs PyAV. Install it with: pip install 'coterie[talk]'")
+        console.print("No video: that needs PyAV. Install it with: pip install 'coterie[talk]'", markup=False)
     for path in written:
         console.print(f"Wrote {path}")

@@ -158,9 +158,8 @@ class PrivFedTalk(Method):
         """What no client changes: the published model, and A where it is frozen."""
         if BACKBONE not in public:
             raise ValueError(f"PrivFedTalk needs the public content '{BACKBONE}', found {sorted(public)}. Run its server phases first.")
-        _, factors = self.adapter(net)
         frozen = {**public[AUTOENCODER], **public[BACKBONE]}
-        return {"frozen": frozen, "factors": factors} if factors else {"frozen": frozen}
+        return {"frozen": frozen, "factors": self.adapter(net)[1]} if self.freeze_a else {"frozen": frozen}
 
     def predictor(self, adapter: Tensors, refs: Groups, clips: Examples) -> Predictor:
         steps, shape = len(refs["frozen"][talking.SCHEDULE]), latent_shape(clips, refs["frozen"])

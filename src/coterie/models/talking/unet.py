@@ -121,6 +121,7 @@ class UNet(nn.Module):
 
 def time_features(t: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """Sines and cosines of the diffusion time, [clips, width]."""
-    rates = torch.exp(torch.arange(width // 2, device=t.device) * (-math.log(1000.0) / (width // 2)))
+    exact = torch.promote_types(dtype, torch.float32)  # in half precision neighbouring times would look the same
+    rates = torch.exp(torch.arange(width // 2, device=t.device, dtype=exact) * (-math.log(1000.0) / (width // 2)))
     angles = t[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1).to(dtype)
