@@ -12,7 +12,9 @@ from coterie.engine.settings import Settings
 from coterie.method import Everyone, Fixed, Named, Nobody, Plan
 from coterie.tensors import Tensors, num_elements
 
-_WORTH_A_POOL = 2e10  # parameters x examples over the run; below it, starting workers costs more than it gains
+_WORTH_A_POOL = 2e10  # parameters x examples over the run; from here on workers pay even for the cheapest layers
+_START_SECONDS = 10.0  # what starting workers may cost, with room to spare
+_EFFICIENCY = 0.85  # of a worker beside others: they share caches and memory
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Choice:
     backend: str
     workers: int
     reason: str
+    could_use: int = 1  # workers, once a round has shown that they pay
 
 
 def choose_backend(settings: Settings, plan: Plan, params: Tensors, examples: list[int]) -> Choice:
@@ -44,8 +47,21 @@ def choose_backend(settings: Settings, plan: Plan, params: Tensors, examples: li
     mean = sum(examples) / max(len(examples), 1)
     work = num_elements(params) * mean * sum(phase.rounds * _cohort_size(phase.cohort, len(examples)) for phase in plan)
     if work < _WORTH_A_POOL:
-        return Choice("loop", 1, f"{work:.1e} parameters x examples are too few to pay for {workers} workers")
+        reason = f"{work:.1e} parameters x examples, and no round was long enough to pay for {workers} workers"
+        return Choice("loop", 1, reason, could_use=workers if settings.threads == 1 else 1)
     return Choice("pool", workers, f"{workers} one-thread workers for {work:.1e} parameters x examples")
+
+
+def after_a_round(choice: Choice, seconds: float, left: int) -> Choice:
+    """The choice once a round of several clients took `seconds`, with `left` more like it to come.
+
+    Parameters x examples says little of a net whose weights are used at many places; a measured round does.
+    """
+    saved = seconds * left * (1.0 - 1.0 / (_EFFICIENCY * choice.could_use))
+    if saved < _START_SECONDS:
+        return choice
+    told = f"{choice.could_use} one-thread workers, after a round of {seconds:.1f} s in one process with {left} more to come"
+    return Choice("pool", choice.could_use, told)
 
 
 def defined_in_main(value: object) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from coterie.data.examples import Population
 from coterie.engine.backend import Backend, EvaluateJob, World
 from coterie.engine.check import check_history, check_world
 from coterie.engine.checkpoint import CheckpointStore, Progress, commit
-from coterie.engine.choose import choose_backend, choose_device, set_precision
+from coterie.engine.choose import after_a_round, choose_backend, choose_device, set_precision
 from coterie.engine.evaluate import score_predictor
 from coterie.engine.folder import RunFolder, evaluation_lines, results, write_json
 from coterie.engine.loop import Loop
@@ -91,6 +91,7 @@ class Runner:
         self.state = ServerState({}, self.store.server)
         self.progress = Progress()
         self.bytes_total = 0
+        self.cohort_size = 0  # of the last round
         check_world(self.world, guards, settings)
 
     def start(self, *, resume: bool) -> None:
@@ -106,10 +107,11 @@ class Runner:
             self.folder.begin()
         if self.progress.round < self.total:
             (self.path / "summary.json").unlink(missing_ok=True)  # of a run with fewer rounds, which now goes on
-        write_json(
-            self.path / "run.json",
-            describe(self.world, self.settings, self.guards, self.choice, self.device, self.total, self.about),
-        )
+        self.describe()
+
+    def describe(self) -> None:
+        record = describe(self.world, self.settings, self.guards, self.choice, self.device, self.total, self.about)
+        write_json(self.path / "run.json", record)
 
     def run(self) -> Finish:
         if self.progress.round == self.total:
@@ -124,6 +126,7 @@ class Runner:
             for phase in self.world.plan:
                 for index in range(max(first, self.progress.round), first + phase.rounds):
                     self.one_round(backend, phase, first, index)
+                    backend = self.reconsider(backend, left=first + phase.rounds - index - 1)
                 first += phase.rounds
         except KeyboardInterrupt:
             self.watcher.note(f"Stopped; {self.store.saved} of {self.total} rounds are saved.")
@@ -133,12 +136,28 @@ class Runner:
             torch.set_num_threads(threads)
         return self.finish()
 
+    def reconsider(self, backend: Backend, *, left: int) -> Backend:
+        """Move to worker processes where the last round says that they pay: the numbers are the same."""
+        if self.cohort_size < 2:
+            return backend
+        found = after_a_round(self.choice, self.progress.seconds[-1], left)
+        if found.backend == self.choice.backend:
+            return backend
+        try:
+            backend, self.choice = Pool(self.world, found.workers), found
+        except ValueError as error:
+            self.choice = replace(self.choice, could_use=1, reason=f"worker processes could not start: {error}")
+        self.describe()
+        self.watcher.note(f"Backend {self.choice.backend}: {self.choice.reason}.")
+        return backend
+
     def one_round(self, backend: Backend, phase: Phase, first: int, index: int) -> None:
         started = time.perf_counter()
         result, lost = self.attempt(backend, phase, first, index)
         round = self.round_at(phase, first, index, result.returned)
         self.state = commit(self.store, result.state, result.rows, index + 1)
         self.progress.delivered = result.delivered
+        self.cohort_size = len(result.returned) + len(result.left_out)
         scores = self.evaluate(backend, phase, round, result) if self.evaluated(index) else {}
         head = {"round": index + 1, "phase": phase.name}
         lines = evaluation_lines(scores, self.world.metric.directions, head)
@@ -152,7 +171,7 @@ class Runner:
         self.folder.lines("wire.jsonl", [entry for ledger in ledgers for entry in ledger.entries()])
         self.folder.lines("metrics.jsonl", [*lines, *repeated, *told, {
             **head, "event": "round", "seconds": seconds, "bytes_up": up, "bytes_down": down,
-            "cohort": len(result.returned) + len(result.left_out), "returned": len(result.returned),
+            "cohort": self.cohort_size, "returned": len(result.returned),
             "train_loss": next((v for n, v in numbers.items() if n.endswith("/objective")), None), "train": numbers,
             "kept_bytes": result.kept_bytes,
         }])  # fmt: skip
