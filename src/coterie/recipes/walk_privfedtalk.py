@@ -44,7 +44,7 @@ _SERVER_ROUNDS = 5  # in which each part of the model is trained: after each of 
 
 def walk_privfedtalk(
     session: Session, *, rounds: int = 10, speakers: int = 8, cohort: int | None = None, public_speakers: int = 128,
-    autoencoder_steps: int = 1250, backbone_steps: int = 1200, rank: int = 8, consistency: float = 0.05, sharpness: float = 0.5,
+    autoencoder_steps: int = 1000, backbone_steps: int = 900, rank: int = 8, consistency: float = 0.05, sharpness: float = 0.5,
     freeze_a: bool = False, clip: float | None = None, noise: float = 0.0, fresh_noise: bool = False, sampler_steps: int = 8,
     unmarked_because: str | None = None,
 ) -> None:  # fmt: skip
@@ -90,8 +90,10 @@ def threads(count: int) -> Iterator[None]:
     """As many threads as the run itself had: more of them fight over a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Heads:

@@ -13,7 +13,7 @@ paper symbol -> our name: theta -> public content "backbone"; phi -> "shared" (n
 lambda_tdc -> `consistency`; gamma -> `sharpness`; alpha of (20) -> `identity_share`; eta -> `server_lr`;
 LoRA's alpha / r -> `scale`; E -> training.epochs.
 
-We differ (reasons in `docs/papers/privfedtalk.md`): weights a_k lie in (0, 1], so that a clip norm bounds what one
+We differ (reasons in `docs/decisions.md`): weights a_k lie in (0, 1], so that a clip norm bounds what one
 client can do, and with sharpness 0 and equal n_k it is plain averaging; scores come from clips of the validation part that
 are generated from pure noise (the code scores training clips); the network gives the velocity v, from which eps_theta
 follows exactly. Adapters are trained with (6) as printed (`target="noise"`); the server's own training measures L_diff

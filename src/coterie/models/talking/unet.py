@@ -1,6 +1,6 @@
 """The denoiser: a small U-Net over the latents of a clip. Convolutions see frames one by one.
 
-What differs from the TinyUNet3D of the PrivFedTalk repository, and why, is in `docs/papers/privfedtalk.md`: attention is
+What differs from the TinyUNet3D of the PrivFedTalk repository, and why, is in `docs/decisions.md`: attention is
 normalised over the condition tokens (there it was over the queries, which shrinks every output by their number).
 """
 
