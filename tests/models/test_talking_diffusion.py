@@ -30,13 +30,12 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 # --- the schedule -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("steps", "last"), [(50, "0.603"), (250, "0.0797"), (1000, "4.0e-05")])
-def test_t1_with_the_printed_betas_abar_ends_at_the_published_values(steps: int, last: str) -> None:
-    """Equation 4 as printed; the values are those of spec/privfedtalk.md, section 4, to all their digits."""
+@pytest.mark.parametrize(("steps", "last", "digit"), [(50, 0.603, 1e-3), (250, 0.0797, 1e-4), (1000, 4.0e-5, 1e-6)])
+def test_t1_with_the_printed_betas_abar_ends_at_the_published_values(steps: int, last: float, digit: float) -> None:
+    """Equation 4 as printed; the values are those of spec/privfedtalk.md, section 4, right to their last digit."""
     abar = linear_abar(steps, rescaled=False)
-    assert abs(float(abar[-1]) - float(last)) <= 0.5 * {"0.603": 1e-3, "0.0797": 1e-4, "4.0e-05": 1e-6}[last]
-    betas = np.linspace(1e-4, 0.02, steps)
-    np.testing.assert_allclose(abar.numpy(), np.cumprod(1 - betas), rtol=1e-12)
+    assert abs(float(abar[-1]) - last) <= digit / 2
+    np.testing.assert_allclose(abar.numpy(), np.cumprod(1 - np.linspace(1e-4, 0.02, steps)), rtol=1e-12)
 
 
 def test_at_1000_steps_rescaling_changes_nothing() -> None:
@@ -51,12 +50,6 @@ def test_rescaled_the_last_latent_is_noise_for_any_number_of_steps(steps: int) -
     np.testing.assert_allclose(abar.numpy(), np.cumprod(1 - betas), rtol=1e-10)
     assert 0 < float(abar[-1]) < (4.04e-5 if steps > 2 else 1e-3)
     assert float(abar[0]) < 1 and bool((abar.diff() < 0).all())
-
-
-def test_a_schedule_of_250_rescaled_steps_is_the_one_of_1000_seen_every_fourth_step() -> None:
-    """Betas four times as large: log abar agrees up to terms of order beta^2."""
-    few, many = linear_abar(250).log(), linear_abar(1000).log()[3::4]
-    torch.testing.assert_close(few[20:], many[20:], rtol=0.04, atol=0)
 
 
 def test_one_step_is_refused() -> None:
