@@ -362,6 +362,15 @@ def test_a_group_that_is_not_uploaded_stays_as_the_client_trained_it():
     assert all(torch.equal(overruled.params["shared"][n], net().params[n]) for n in net().params)
 
 
+def test_a_held_group_that_the_server_replaced_stays_replaced_while_tuning():
+    row, _, _ = one_round(replace(METHOD, upload=Upload(top=1)))
+    assert row["held"]
+    tune = FineTune(METHOD, Training(optim=SGD(lr=1e4), epochs=1))  # ruins the model: what came down is deployed
+    row, _, _ = one_round(tune, row, everything())
+    deployed = tune.personal(row, Message({"changed": {"groups": torch.zeros(4, dtype=torch.bool)}}), site_of())
+    assert all(torch.equal(deployed.params["shared"][n], net().params[n]) for n in net().params)
+
+
 def test_clipping_at_the_server():
     model = net()
     hub = hub_of(model)

@@ -114,7 +114,7 @@ class FineTune(Wrapper):
         score = yield from self.score(model, site, "after")
         if tuple(score.tolist()) > tuple(best_score["score"].tolist()):
             best, best_score = tuned, {"score": score}
-        row = {**mine, "reference": reference, "tuned": tuned, "best": best, "best_score": best_score}
+        row = {**mine, "reference": reference, "held": held, "tuned": tuned, "best": best, "best_score": best_score}
         if self.training.keep_memory:
             row |= {f"memory/personal/{name}": values for name, values in got.memory.items()}
         return row, Message()
