@@ -77,14 +77,14 @@ def _check_first_ask(world: World) -> None:
     round = _first_round(world, phase)
     hub, clients, method = hub_of(world, round), round.cohort[:_ASKED], phase.method
     state = with_server_rows(method, ServerState(method.server_state(hub)), clients, hub)
-    refused: ValueError | None = None
+    refused: Exception | None = None
     for client in clients:
         down = method.send(state, client, hub)
         try:
             row = row_of(world, method, {}, client, round, state, fresh=True)
             run = as_run(method.client(row, down, world.site(client, round, {})))
             next(run, None)
-        except ValueError as error:
+        except Exception as error:
             refused = error
             continue
         run.close()

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Literal
 
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
-from coterie.engine.client import Failure, Finished, drive
+from coterie.engine.client import Failure, Finished, drive, failure
 from coterie.engine.evaluate import evaluate_client, evaluate_parts
 from coterie.message import Message
 from coterie.method import Exchange
@@ -35,7 +35,9 @@ class Loop:
             elif outcome is not None:
                 yield job.client, outcome
         while waiting:
-            replies = answer({client: asked for client, (_, asked) in sorted(waiting.items())})
+            # copies, as over a wire: the run still holds what it asked with
+            asking = {client: Exchange(asked.name, asked.message.copied()) for client, (_, asked) in sorted(waiting.items())}
+            replies = answer(asking)
             for client, (run, _) in list(waiting.items()):
                 reply = replies[client]
                 if isinstance(reply, Failure):
@@ -50,9 +52,13 @@ class Loop:
                 if outcome is not None:
                     yield client, outcome
 
-    def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores]]:
+    def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores | Failure]]:
         for job in jobs:
-            yield job.client, evaluate(self._world, job)
+            try:
+                found: Scores | Failure = evaluate(self._world, job)
+            except Exception as error:
+                found = failure(error)
+            yield job.client, found
 
     def close(self) -> None:
         pass
