@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -72,9 +73,18 @@ def conclude(run: Generator[Any, Any, Any]) -> Any:
 def answer(ask: Train | Sweep, context: Context, ordinal: int = 0) -> Trained | Tensors:
     """Answer one ask; `ordinal` counts asks of the same name, so that each has random numbers of its own."""
     key = context.key.fold(ask.name, ordinal)
-    if isinstance(ask, Train):
-        return train(ask, context.net, context.round, key)
-    return sweep(ask, context.net, key)
+    with own_generator(key, place_of(ask.params, context.net)[0]):
+        if isinstance(ask, Train):
+            return train(ask, context.net, context.round, key)
+        return sweep(ask, context.net, key)
+
+
+@contextlib.contextmanager
+def own_generator(key: Key, device: torch.device) -> Iterator[None]:
+    """What a net draws by itself (dropout) depends on the ask alone, not on who was computed before in this process."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(key.fold("torch").torch_seed())
+        yield
 
 
 def train(ask: Train, net: Net, round: Round, key: Key) -> Trained:

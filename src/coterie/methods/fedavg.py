@@ -61,6 +61,8 @@ class Training:
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"Training needs epochs or steps, found epochs={self.epochs}, steps={self.steps}. Give one.")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be greater than 0, found {self.clip_norm}. Use for example 10, or None for no clip.")
         for name, value in (("epochs", self.epochs), ("steps", self.steps), ("batch_size", self.batch_size)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, found {value}. Use 1 or more.")

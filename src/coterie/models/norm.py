@@ -29,11 +29,19 @@ class BatchNorm(nn.Module):
         self.live: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.selective:
+        several = x.numel() > x.shape[1]  # one value per channel has no variance: it is normalised as in evaluation
+        if self.training and several and self.selective:
             return self._selective(x)
         return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training and several, self.momentum, self.eps
         )
+
+    def fix_scale(self) -> None:
+        """No scale and no shift to train: the ones and zeros become constants."""
+        for name in ("weight", "bias"):
+            value = getattr(self, name).detach()
+            delattr(self, name)
+            self.register_buffer(name, value, persistent=False)
 
     def _selective(self, x: Tensor) -> Tensor:
         axes = [axis for axis in range(x.dim()) if axis != 1]
@@ -54,11 +62,17 @@ def own_batch_norms(module: nn.Module) -> nn.Module:
     """Replace torch's batch norms by ours, keeping names and values."""
     for name, child in module.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
-            ours = BatchNorm(child.num_features, child.eps, 0.1 if child.momentum is None else child.momentum)
+            if child.momentum is None or child.running_mean is None or child.running_var is None:
+                raise ValueError(
+                    f"The batch norm '{name}' keeps no running statistics with a fixed momentum, found {child}. "
+                    "Build it with track_running_stats=True and momentum=0.1, or use a group norm."
+                )
+            ours = BatchNorm(child.num_features, child.eps, child.momentum)
             if child.affine:
                 ours.weight, ours.bias = child.weight, child.bias
-            if child.running_mean is not None and child.running_var is not None:
-                ours.running_mean, ours.running_var = child.running_mean, child.running_var
+            else:
+                ours.fix_scale()
+            ours.running_mean, ours.running_var = child.running_mean, child.running_var
             setattr(module, name, ours)
         else:
             own_batch_norms(child)
