@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from toy import CLASSES, net, numbers, population
 
+from coterie.engine.checkpoint import CheckpointStore, Progress
 from coterie.engine.run import Finish, run
 from coterie.engine.settings import Settings
 from coterie.metrics.classification import Classification
+from coterie.states import ServerState
 
 sys.path.insert(0, str(Path(__file__).parent))
 from resume_worker import plan_of
@@ -103,3 +106,20 @@ def test_only_two_checkpoints_are_kept(tmp_path: Path) -> None:
     versions = [path.stem.split("-") for path in (tmp_path / "run" / "checkpoint" / "clients").glob("*")]
     assert all(int(version) <= 6 for _, version in versions)
     assert len(versions) <= 8  # at most two versions of each of four clients
+
+
+def test_what_a_damaged_checkpoint_published_is_forgotten(tmp_path: Path) -> None:
+    """The repeated round may publish something else under the same name (FedXDS: noise of the operating system)."""
+    old, new = {"x": torch.zeros(3)}, {"x": torch.ones(3)}
+    store = CheckpointStore(tmp_path / "checkpoint", None)
+    store.save(ServerState({}, store.server), Progress(1))
+    store.clients.commit({0: {"own": {"w": torch.zeros(2)}}}, 2)
+    store.save(ServerState({}, store.server).publishing("set", old), Progress(2))
+    (tmp_path / "checkpoint" / "clients" / "0-2.safetensors").write_bytes(b"half")
+    for content in (None, new):
+        store = CheckpointStore(tmp_path / "checkpoint", None)
+        state, progress, _ = store.load()
+        if content is None:
+            store.save(state.publishing("set", new), Progress(2))
+        else:
+            assert progress.round == 2 and torch.equal(state.public["set"].tensors["x"], new["x"])
