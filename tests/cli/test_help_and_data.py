@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
+import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from commands import SMALL, succeed
+from commands import SMALL, refused, succeed
 
 from coterie import __version__, methods, recipes
 from coterie.data import SOURCES
@@ -96,11 +101,55 @@ def test_a_data_set_by_name_or_folder(capsys: pytest.CaptureFixture[str]) -> Non
     words = ("data", "inspect", "mine", "--partition", "column", "--column", "user", "--clients", "2", "--json", "--out", "p.svg")
     found = json.loads(succeed(capsys, *words))
     assert found["names"] == ["ann", "bob"] and found["examples"]["total"] == 12 and Path("p.svg").exists()
-    assert succeed(capsys, "data", "check", "digits", "--limit", "90", "--clients", "3").strip()
+    assert succeed(capsys, "data", "check", "--limit", "90", "--clients", "3", "digits").strip()
+
+
+def test_what_lies_in_a_folder_is_found_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """One `.npz` of JPEG bytes (of one split, or of two), FEMNIST's, AG News, and idx files under Debian's name."""
+    image = pytest.importorskip("PIL.Image")
+    for folder in ("jpeg", "letters", "news", "fashion-mnist", "idx", "mixed"):
+        Path(folder).mkdir()
+    files = []
+    for shade in range(12):
+        picture = io.BytesIO()
+        image.new("RGB", (16, 16), (20 * shade, 9, 9)).save(picture, "JPEG")
+        files.append(picture.getvalue())
+    stream, offsets = np.frombuffer(b"".join(files), np.uint8), np.cumsum([0, *map(len, files)])
+    np.savez("jpeg/all.npz", stream=stream, offsets=offsets, labels=np.arange(12) % 3)
+    x = np.random.default_rng(0).integers(0, 256, (12, 28, 28), dtype=np.uint8)
+    np.savez("letters/part.npz", x=x, y=np.arange(12), writer=np.arange(12) % 2)
+    Path("news/part.csv").write_text("".join(f'"{1 + i % 4}","title {i}","text {i}"\n' for i in range(12)))
+    for folder in ("fashion-mnist", "idx"):
+        for split in ("train", "t10k"):
+            Path(folder, f"{split}-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3I", 12, 28, 28) + x.tobytes())
+            Path(folder, f"{split}-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1]) + struct.pack(">I", 12) + bytes(range(10)) + bytes(2))
+    for place, name in (("jpeg", "parquet"), ("jpeg/all.npz", "parquet"), ("letters/part.npz", "femnist"), ("news/part.csv", "ag_news"),
+                        ("fashion-mnist", "fashion_mnist")):  # fmt: skip
+        assert f"{name}: 2 clients, 12 examples" in succeed(capsys, "data", "inspect", place, "--clients", "2", "--partition", "iid")
+    assert "Name it: coterie data inspect mnist --data-dir idx" in refused(capsys, "data", "inspect", "idx")
+    for side in (20, 30):
+        image.new("RGB", (side, side), (side, 9, 9)).save(f"mixed/{side}.png")
+    Path("mixed/index.csv").write_text("path,label\n20.png,0\n30.png,1\n")
+    assert "Give size=N" in refused(capsys, "data", "inspect", "mixed", "--clients", "1")
+    assert "image_folder: 1 clients, 2 examples" in succeed(capsys, "data", "inspect", "mixed", "--clients", "1", "--size", "16")
+
+
+def test_places_stand_before_or_after_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(succeed(capsys, "data", "inspect", "--json", "digits", "--limit", "60"))  # --json takes no value
+    assert found["name"] == "digits"
+    assert "found 2: faces, digits. Give one" in refused(capsys, "data", "inspect", "digits", "--data", "faces")
+    with pytest.raises(ValueError, match=r"Expected an option like --key value, found 'yes'"):
+        parse(["--check", "no", "yes"], options_of(example), "example")
+
+
+def test_a_terminal_without_our_characters_ends_no_command() -> None:
+    command = [sys.executable, "-m", "coterie.cli", "data", "inspect", "digits", "--limit", "60"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=120, check=True)
+    assert b"digits: 10 clients" in done.stdout and not done.stderr
 
 
 def test_reports_are_written_again(capsys: pytest.CaptureFixture[str]) -> None:
     succeed(capsys, "run", "quickstart", *SMALL, "--quiet", "--out", "r")
     Path("r/report.html").unlink()
     assert succeed(capsys, "report", "r") == "Report: r/report.html\n" and Path("r/report.html").exists()
-    assert "fedavg" in succeed(capsys, "compare", "r", "--baseline", "fedavg", "--json", "c.json") and Path("c.json").exists()
+    assert "fedavg" in succeed(capsys, "compare", "--json", "c.json", "r", "--baseline", "fedavg") and Path("c.json").exists()

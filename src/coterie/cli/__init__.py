@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -24,6 +25,9 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no ± must not end a run that took hours
+            stream.reconfigure(errors="replace")
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         return usage()
@@ -122,9 +126,12 @@ def data_command(words: list[str]) -> int:
         raise ValueError(f"Unknown command 'data {name}'. {nearest(name, list(commands))}")
     if wants_help(rest):
         return function_help(f"data {name} [DATA]", commands[name])
-    if rest and not rest[0].startswith("--"):
-        rest = ["--data", *rest]
-    return commands[name](**parse(rest, options_of(commands[name], KEY_HELP), f"data {name}"))
+    places: list[str] = []
+    given = parse(rest, options_of(commands[name], KEY_HELP), f"data {name}", places)
+    named = ([given["data"]] if "data" in given else []) + places
+    if len(named) > 1:
+        raise ValueError(f"coterie data {name} looks at one data set, found {len(named)}: {', '.join(named)}. Give one of them.")
+    return commands[name](**{**given, **({"data": named[0]} if named else {})})
 
 
 def compare_command(words: list[str]) -> int:
@@ -140,13 +147,11 @@ def report_command(words: list[str]) -> int:
 
 
 def folders_command(name: str, function: Callable[..., int], words: list[str]) -> int:
-    """Commands that take run folders first and options after them."""
+    """Commands that take run folders, before or after their options."""
     if wants_help(words):
         return function_help(f"{name} RUN...", function)
-    folders: list[Path] = []
-    while words and not words[0].startswith("--"):
-        folders.append(Path(words.pop(0)))
-    given = parse(words, options_of(function), name)
+    folders: list[str] = []
+    given = parse(words, options_of(function), name, folders)
     if not folders:
         raise ValueError(f"coterie {name} needs at least one run folder, found none. Give the --out of a run.")
-    return function(folders, **given)
+    return function([Path(folder) for folder in folders], **given)

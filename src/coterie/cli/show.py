@@ -23,6 +23,7 @@ KEY_HELP = {
     "classes_per_client": "of pathological clients",
     "column": "whose values are the clients",
     "data_dir": "folder of the data set (default: $COTERIE_DATA)",
+    "size": "pictures are resized to a square of so many pixels (default: as they are)",
     "limit": "use that many examples only (default: all)",
     "beta": "label skew of Dirichlet clients: 0.1 strong, 100 nearly none",
     "lr": "learning rate",
