@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from toy import CLASSES, net, numbers, population
 
+from coterie import methods
 from coterie.engine.checkpoint import CheckpointStore, Progress
 from coterie.engine.run import Finish, run
 from coterie.engine.settings import Settings
 from coterie.metrics.classification import Classification
+from coterie.privacy.guards import Guards
 from coterie.states import ServerState
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -123,3 +126,25 @@ def test_what_a_damaged_checkpoint_published_is_forgotten(tmp_path: Path) -> Non
             store.save(state.publishing("set", new), Progress(2))
         else:
             assert progress.round == 2 and torch.equal(state.public["set"].tensors["x"], new["x"])
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"plan": methods.scaffold(rounds=3)}, r"another method in phase 'train': FedAvg, now Scaffold\(FedAvg\)\. Resume it with"),
+        ({"settings": Settings(backend="loop", seed=7)}, r"another seed: 0, now 7"),
+        ({"net": net(hidden=9)}, r"another net: .*53.*, now .*93"),
+        ({"population": population(sizes=(20, 13, 9, 25))}, r"another population: something else"),
+        ({"guards": Guards(clip=1.0)}, r"another guard: None, now"),
+    ],
+)
+def test_a_run_is_resumed_as_it_began(other: dict[str, Any], text: str, tmp_path: Path) -> None:
+    """Half of one run and half of another would be a number of neither."""
+    began: dict[str, Any] = {
+        "plan": methods.fedavg(rounds=2), "population": population(), "net": net(), "metric": Classification(CLASSES),
+        "out": tmp_path / "run", "settings": Settings(backend="loop"),
+    }  # fmt: skip
+    run(**began)
+    with pytest.raises(ValueError, match=text):
+        run(**{**began, "plan": methods.fedavg(rounds=3), **other}, resume=True)
+    assert run(**{**began, "plan": methods.fedavg(rounds=3)}, resume=True).summary["rounds"] == 3

@@ -44,7 +44,7 @@ class RunFolder:
 
     def lines(self, log: str, lines: Iterable[Mapping[str, Any]]) -> None:
         with (self.path / log).open("a") as file:
-            file.writelines(json.dumps(_plain(line)) + "\n" for line in lines)
+            file.writelines(json.dumps(plain(line)) + "\n" for line in lines)
 
     def clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
         with (self.path / "clients.csv").open("a") as file:
@@ -57,8 +57,13 @@ class RunFolder:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a whole JSON file, or nothing."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(_plain(content), indent=2) + "\n")
+    partial.write_text(json.dumps(plain(content), indent=2) + "\n")
     partial.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def evaluation_lines(
@@ -120,12 +125,12 @@ def _csv_line(values: Sequence[Any]) -> str:
     return text.getvalue()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has neither NaN nor infinity: an undefined number is null, a diverged loss the largest number there is."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else math.copysign(sys.float_info.max, value)
     return value

@@ -13,12 +13,12 @@ import torch
 
 from coterie.data.examples import Population
 from coterie.engine.backend import Backend, EvaluateJob, World
-from coterie.engine.check import check_history, check_world
+from coterie.engine.check import check_history, check_same, check_world
 from coterie.engine.checkpoint import CheckpointStore, Progress, commit
 from coterie.engine.choose import after_a_round, choose_backend, choose_device, set_precision
 from coterie.engine.client import Failure, failure
 from coterie.engine.evaluate import score_predictor
-from coterie.engine.folder import RunFolder, evaluation_lines, results, write_json
+from coterie.engine.folder import RunFolder, evaluation_lines, plain, read_json, results, write_json
 from coterie.engine.loop import Loop
 from coterie.engine.pool import Pool
 from coterie.engine.record import client_rows, describe
@@ -96,7 +96,10 @@ class Runner:
         check_world(self.world, guards, settings)
 
     def start(self, *, resume: bool) -> None:
+        record = describe(self.world, self.settings, self.guards, self.choice, self.device, self.total, self.about)
         if resume and self.store.exists():
+            if (self.path / "run.json").exists():
+                check_same(read_json(self.path / "run.json"), plain(record))
             self.state, self.progress, problems = self.store.load()
             self.folder.cut_back(self.progress.log_sizes)
             check_history(self.world.plan, self.folder.read("metrics.jsonl"))
@@ -108,10 +111,6 @@ class Runner:
             self.folder.begin()
         if self.progress.round < self.total:
             (self.path / "summary.json").unlink(missing_ok=True)  # of a run with fewer rounds, which now goes on
-        self.describe()
-
-    def describe(self) -> None:
-        record = describe(self.world, self.settings, self.guards, self.choice, self.device, self.total, self.about)
         write_json(self.path / "run.json", record)
 
     def run(self) -> Finish:
@@ -148,7 +147,8 @@ class Runner:
             backend, self.choice = Pool(self.world, found.workers), found
         except ValueError as error:
             self.choice = replace(self.choice, could_use=1, reason=f"worker processes could not start: {error}")
-        self.describe()
+        chosen = {"backend": self.choice.backend, "backend_reason": self.choice.reason, "workers": self.choice.workers}
+        write_json(self.path / "run.json", {**read_json(self.path / "run.json"), **chosen})
         self.watcher.note(f"Backend {self.choice.backend}: {self.choice.reason}.")
         return backend
 
