@@ -62,6 +62,14 @@ def negative_weight(up: Message) -> Message:
     return replace(up, weight=torch.tensor(-1.0, dtype=torch.float64))
 
 
+def sparse(up: Message) -> Message:
+    return up.with_(shared={n: v.to_sparse() for n, v in up["shared"].items()})
+
+
+def empty_shell(up: Message) -> Message:
+    return up.with_(shared={n: v.to("meta") for n, v in up["shared"].items()})
+
+
 def raises(up: Message) -> Message:
     raise OSError("the disk of this hospital is full")
 
@@ -84,6 +92,7 @@ REASONS = {
     nan: "NaN or infinite", infinite: "NaN or infinite", huge: "update of norm", wrong_shape: "of shape",
     wrong_dtype: "as torch.float64, expected torch.float32", missing_name: "sent no 'encoder", extra_name: "'back.door'",
     extra_group: "group 'secret'", no_group: "no group 'shared'", negative_weight: "weight -1",
+    sparse: "as a torch.sparse_coo tensor. Send an ordinary one", empty_shell: "as a meta tensor. Send an ordinary one",
     raises: "OSError: the disk of this hospital is full",
 }  # fmt: skip
 
@@ -96,6 +105,17 @@ def test_a_faulty_client_is_left_out_of_that_round(fault: Callable[[Message], Me
     assert [(line["round"], line["client"]) for line in left_out] == [(2, 2)]
     assert REASONS[fault] in left_out[0]["reason"]
     assert [line["returned"] for line in lines if line.get("event") == "round"] == [4, 3, 4]
+
+
+def with_graph(up: Message) -> Message:
+    return up.with_(shared={n: v.clone().requires_grad_() * 1.0 for n, v in up["shared"].items()})
+
+
+def test_a_graph_does_not_outlive_its_client(tmp_path: Path) -> None:
+    """Kept in the server's state, it would grow from round to round."""
+    finish = go((Phase("train", 2, Faulty(fault=with_graph, rounds=(0, 1))),), tmp_path)
+    assert set(finish.clients) == {0, 1, 2, 3}
+    assert not any(value.requires_grad for value in finish.state.shared["shared"].values())
 
 
 def test_a_faulty_client_leaves_no_trace_in_the_model(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def _check_names(group: str, tensors: Mapping[str, Tensor], slot: Slot) -> None:
 
 def _check_tensor(where: str, value: Tensor, expected: tuple[tuple[int, ...], torch.dtype]) -> None:
     shape, dtype = expected
+    if value.layout is not torch.strided or value.is_meta:
+        raise Refused(f"sent '{where}' as a {'meta' if value.is_meta else value.layout} tensor. Send an ordinary one, with every entry.")
     same = len(shape) == value.dim() and all(want in (-1, have) for want, have in zip(shape, value.shape, strict=True))
     if not same:
         raise Refused(f"sent '{where}' of shape {tuple(value.shape)}, expected {shape}.")
