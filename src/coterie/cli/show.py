@@ -67,8 +67,7 @@ def finish(out: Path, table: RenderableType | None = None) -> None:
     from coterie.report.table import final_table
 
     table = table or final_table(out)
-    if table is not None:
-        console.print(table)
+    console.print(table or "No results: no client has test examples. Use fewer clients or more data.")
     console.print(Text(f"Report: {write_report(out)}"), soft_wrap=True)
 
 
