@@ -54,8 +54,12 @@ def test_with_clip_and_noise_it_prints_and_judges_nothing(tmp_path: Path, capsys
     assert measured["bars"] is None
     privacy = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]
     assert (privacy["clip"], privacy["noise"], privacy["epsilon"]) == (1.0, 0.5, None) and "protects nobody" in privacy["note"]
+    privacy = measured["privacy"]
+    assert privacy["noise_length"] == pytest.approx(0.5 * (1.01 * privacy["numbers"] / 2) ** 0.5)  # kappa 0.1, two clients
+    measured["loss"]["lower_by"] = -0.25
     tell(measured, [])
     out = capsys.readouterr().out
+    assert "The adapter raises the loss by 25.0 %" in out and f"at least {privacy['noise_length']:.3g} long" in out
     assert "holds" not in out and "pip install 'coterie[talk]'" in out
     assert "clip 1, noise 0.5: clipped and noised" in out and "protects nobody. --fresh-noise" in out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -35,7 +36,7 @@ from coterie.recipes.compare_digits import check_cohort
 from coterie.recipes.session import Session, seeded
 from coterie.report.video import Panel, Provenance, check_reason, write_sheet, write_video
 from coterie.states import Content
-from coterie.tensors import Groups, Tensors
+from coterie.tensors import Groups, Tensors, num_elements
 
 _DRAWS = 8  # (t, eps) per clip when the final losses are measured
 _SHOWN = 4  # clients in the video
@@ -80,7 +81,9 @@ def walk_privfedtalk(
         heads = Heads(finish, population, net, method, sampler_steps)
         measured = heads.measured()
         measured["bars"] = bars(measured) if clip is None and not noise else None
-        measured["privacy"] = finish.summary["privacy"]
+        numbers = num_elements(heads.untrained)
+        length = guards.noise_std * math.sqrt(numbers / (cohort or clients))  # of a mean of weights 1; smaller weights add more
+        measured["privacy"] = finish.summary["privacy"] and {**finish.summary["privacy"], "numbers": numbers, "noise_length": length}
         write_json(session.out / "talking.json", measured)
         written = heads.shown(session.out, unmarked_because)
     if not session.settings.quiet:
@@ -218,14 +221,17 @@ def tell(measured: dict[str, Any], written: list[Path]) -> None:
         if over in loss
     )
     console.print(
-        f"The adapter lowers the loss by {100 * loss['lower_by']:.1f} %; difference {loss['over_clips']['difference']:.4f}, "
+        f"The adapter {'lowers' if loss['lower_by'] >= 0 else 'raises'} the loss by {100 * abs(loss['lower_by']):.1f} %; "
+        f"difference {loss['over_clips']['difference']:.4f}, "
         f"95 % {interval}. The backbone on public speakers: {public['loss']:.3f} of predicting zero "
         f"({public['velocity']:.3f} in velocity).",
         soft_wrap=True,
     )
     if measured["privacy"]:
         told = "clip {clip:g}, noise {noise:g}: {note}.".format(**measured["privacy"])
-        console.print(f"{told} --fresh-noise draws it from the operating system." if "protects nobody" in told else told, soft_wrap=True)
+        told += " --fresh-noise draws it from the operating system." if "protects nobody" in told else ""
+        size = "In each round the noise on the mean of {numbers:,} numbers is at least {noise_length:.3g} long, a client's change at most {clip:g}."
+        console.print(told, size.format(**measured["privacy"]) if measured["privacy"]["noise"] else "", soft_wrap=True)
     for bar, holds in (measured["bars"] or {}).items():
         console.print(f"  {'holds' if holds else '[bold]does not hold[/]'}: {bar}")
     if not any(path.suffix == ".mp4" for path in written):
