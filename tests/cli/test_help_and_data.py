@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from commands import SMALL, refused, succeed
 from coterie import __version__, methods, recipes
 from coterie.data import SOURCES
 from coterie.options import convert, options_of, paragraphs_of, parse
+from coterie.recipes.population import build_population
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PAGES = ["", "--help", "run", "run --help", *(f"run {name} --help" for name in recipes.__all__), "sweep", "sweep quickstart --help",
-         "list", "list --help", "data", "data inspect --help", "data check --help", "compare --help", "report --help"]  # fmt: skip
+         "list", "list --help", "data", "data inspect --help", "data check --help", "data partition --help", "data build leaf --help", "compare --help", "report --help"]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", PAGES)
@@ -132,6 +134,27 @@ def test_what_lies_in_a_folder_is_found_out(capsys: pytest.CaptureFixture[str]) 
     Path("mixed/index.csv").write_text("path,label\n20.png,0\n30.png,1\n")
     assert "Give size=N" in refused(capsys, "data", "inspect", "mixed", "--clients", "1")
     assert "image_folder: 1 clients, 2 examples" in succeed(capsys, "data", "inspect", "mixed", "--clients", "1", "--size", "16")
+
+
+def test_a_partition_is_written_row_by_row(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("digits", "--clients", "4", "--seed", "3")
+    assert "1,797 rows of 4 clients: digits-dirichlet.csv" in succeed(capsys, "data", "partition", *words)
+    rows = list(csv.DictReader(Path("digits-dirichlet.csv").read_text().splitlines()))
+    assert [int(row["row"]) for row in rows] == list(range(1797))
+    population = build_population("digits", clients=4, seed=3)
+    for name, own in zip(population.names, population.parts, strict=True):
+        assert [int(row["row"]) for row in rows if (row["client"], row["part"]) == (name, "test")] == own.test.index.tolist()
+    assert "Can't write the partition to 'no/such.csv' (No such file or directory)" in refused(capsys, "data", "partition", *words, "--out", "no/such.csv")
+
+
+def test_a_data_set_becomes_leaf_and_is_read_again(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("data", "build", "leaf", "digits", "--clients", "4", "--limit", "90")
+    assert succeed(capsys, *words) == "4 users: digits-dirichlet.json\n"
+    again = json.loads(succeed(capsys, "data", "inspect", "digits-dirichlet.json", "--partition", "column", "--column", "user", "--clients", "4", "--json"))
+    assert again["names"] == [f"client-{i}" for i in range(4)] and again["examples"]["total"] == 90
+    assert succeed(capsys, *words, "--out", "folder") == "4 users: folder\n" and Path("folder/train/users-0000.json").exists()
+    assert "'folder' is not empty" in refused(capsys, *words, "--out", "folder")
+    assert "Unknown command 'data build fdf'. Did you mean 'build leaf'?" in refused(capsys, "data", "build", "fdf")
 
 
 def test_places_stand_before_or_after_the_keys(capsys: pytest.CaptureFixture[str]) -> None:

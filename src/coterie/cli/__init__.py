@@ -18,7 +18,7 @@ COMMANDS = {
     "run": "run a recipe, or go on with one that was stopped",
     "sweep": "a recipe over a grid of values and seeds; the best is chosen",
     "list": "methods, recipes and data sets, one line each",
-    "data": "inspect, check: look at a data set and its partition",
+    "data": "inspect, check, partition, build leaf: a data set and its clients",
     "compare": "a table of finished runs with significance",
     "report": "write report.html again",
 }
@@ -115,13 +115,17 @@ def sweep_command(words: list[str]) -> int:
 
 
 def data_command(words: list[str]) -> int:
-    from coterie.cli.data import check_data, inspect_data
+    from coterie.cli.data import build_data, check_data, inspect_data, partition_data
 
-    commands: dict[str, Callable[..., int]] = {"inspect": inspect_data, "check": check_data}
+    commands: dict[str, Callable[..., int]] = {
+        "inspect": inspect_data, "check": check_data, "partition": partition_data, "build leaf": build_data,
+    }  # fmt: skip
     if not words or words[0] in ("-h", "--help"):
         print_rows({f"coterie data {name}": first_line(function) for name, function in commands.items()})
         return 0
     name, *rest = words
+    if name == "build" and rest and not rest[0].startswith("-"):
+        name, *rest = f"build {rest[0]}", *rest[1:]
     if name not in commands:
         raise ValueError(f"Unknown command 'data {name}'. {nearest(name, list(commands))}")
     if wants_help(rest):
@@ -130,7 +134,7 @@ def data_command(words: list[str]) -> int:
     given = parse(rest, options_of(commands[name], KEY_HELP), f"data {name}", places)
     named = ([given["data"]] if "data" in given else []) + places
     if len(named) > 1:
-        raise ValueError(f"coterie data {name} looks at one data set, found {len(named)}: {', '.join(named)}. Give one of them.")
+        raise ValueError(f"coterie data {name} takes one data set, found {len(named)}: {', '.join(named)}. Give one of them.")
     return commands[name](**{**given, **({"data": named[0]} if named else {})})
 
 
