@@ -175,7 +175,7 @@ class Walk:
         console.print(table)
         console.print("start: pre-trained; mean, own, tuned: FL-GAP's mean of all models, each client's own, after fine-tuning")
         mb, forgery, camera = facts["upload_mb"], facts["same_forgery"], facts["same_camera"]
-        saved = 1 - mb["fl_gap"] / mb["fedavg"]
+        saved = round(1 - mb["fl_gap"] / mb["fedavg"], 2) + 0.0  # + 0.0: never "-0%"
         console.print(f"Upload: FL-GAP {mb['fl_gap']:.2f} MB, FedAvg (whole models) {mb['fedavg']:.2f} MB: {saved:.0%} saved")
         found = facts["against_fedavg"]
         console.print(
