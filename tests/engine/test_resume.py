@@ -148,3 +148,21 @@ def test_a_run_is_resumed_as_it_began(other: dict[str, Any], text: str, tmp_path
     with pytest.raises(ValueError, match=text):
         run(**{**began, "plan": methods.fedavg(rounds=3), **other}, resume=True)
     assert run(**{**began, "plan": methods.fedavg(rounds=3)}, resume=True).summary["rounds"] == 3
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", None])
+def test_a_damaged_description_stops_nobody(damage: bytes | None, tmp_path: Path) -> None:
+    straight("fedavg", tmp_path / "run", rounds=2)
+    (tmp_path / "run" / "run.json").unlink()
+    if damage is not None:
+        (tmp_path / "run" / "run.json").write_bytes(damage)
+    assert straight("fedavg", tmp_path / "run", rounds=3, resume=True).summary["rounds"] == 3
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["rounds"] == 3
+
+
+def test_a_damaged_line_of_a_log_is_named(tmp_path: Path) -> None:
+    straight("fedavg", tmp_path / "run", rounds=2)
+    log = tmp_path / "run" / "wire.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"bytes"', b'!bytes"', 1))
+    with pytest.raises(ValueError, match=r"Line 1 of '.*wire\.jsonl' is damaged: .*Mend it, or start a new run"):
+        straight("fedavg", tmp_path / "run", rounds=3, resume=True)

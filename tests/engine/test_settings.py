@@ -14,10 +14,11 @@ from cases import TRAINING, Toy, norm_net
 from play import assert_same
 from torch import nn
 
+from coterie.engine.record import knobs
 from coterie.engine.settings import Settings
 from coterie.message import Message, Slot
-from coterie.method import ClientRun, Hub, Phase, Site
-from coterie.methods.fedavg import FedAvg, fedavg
+from coterie.method import SGD, ClientRun, Hub, Phase, Site
+from coterie.methods.fedavg import FedAvg, Training, fedavg
 from coterie.models.losses import CrossEntropy
 from coterie.models.net import EncoderHead, Net
 from coterie.states import ServerState
@@ -101,3 +102,10 @@ def test_a_message_copied_shares_nothing() -> None:
     for value in (two["a"]["x"], two.scalars["s"], two.weight):
         value.zero_()
     assert float(one["a"]["x"].sum() + one.scalars["s"] + one.weight) == 4
+
+
+def test_an_optimiser_for_each_group_is_told_in_full() -> None:
+    """SCAFFOLD around FABLE: plain SGD on what is shared, momentum on what is not."""
+    training = Training(optim={"shared": SGD(lr=0.1), "private": SGD(lr=0.1, momentum=0.9)})  # type: ignore[arg-type]
+    told = knobs(training)["optim"]
+    assert (told["shared"]["momentum"], told["private"]["momentum"]) == (0.0, 0.9)

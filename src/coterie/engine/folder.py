@@ -51,7 +51,20 @@ class RunFolder:
             file.writelines(_csv_line([row.get(column, "") for column in self._columns]) for row in rows)
 
     def read(self, log: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.path / log).read_text().splitlines()]
+        lines = []
+        for number, line in enumerate((self.path / log).read_text(errors="replace").splitlines(), 1):
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                raise ValueError(f"Line {number} of '{self.path / log}' is damaged: {line[:80]!r}. Mend it, or start a new run.") from None
+        return lines
+
+    def described(self) -> dict[str, Any] | None:
+        """What run.json says; nothing where it is lost or damaged, since a run does not need it to go on."""
+        try:
+            return read_json(self.path / "run.json")
+        except (OSError, ValueError):
+            return None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

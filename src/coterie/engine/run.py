@@ -98,8 +98,8 @@ class Runner:
     def start(self, *, resume: bool) -> None:
         record = describe(self.world, self.settings, self.guards, self.choice, self.device, self.total, self.about)
         if resume and self.store.exists():
-            if (self.path / "run.json").exists():
-                check_same(read_json(self.path / "run.json"), plain(record))
+            if (before := self.folder.described()) is not None:
+                check_same(before, plain(record))
             self.state, self.progress, problems = self.store.load()
             self.folder.cut_back(self.progress.log_sizes)
             check_history(self.world.plan, self.folder.read("metrics.jsonl"))
