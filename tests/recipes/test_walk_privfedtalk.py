@@ -67,8 +67,10 @@ def test_with_clip_and_noise_it_prints_and_judges_nothing(tmp_path: Path, capsys
 def test_one_client_has_an_interval_over_clips_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measured = walked(tmp_path / "run", **{**TINY, "clients": 1})
     assert set(measured["loss"]) == {"lower_by", "over_clips"}
-    tell(measured, [])
-    assert "over clients" not in capsys.readouterr().out
+    path = tmp_path / f"[{'long' * 20}]" / "heads.mp4"
+    tell(measured, [path])
+    out = capsys.readouterr().out
+    assert "over clients" not in out and f"Wrote {path}\n" in out
 
 
 @pytest.mark.parametrize(

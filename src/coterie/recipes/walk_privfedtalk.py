@@ -237,4 +237,4 @@ def tell(measured: dict[str, Any], written: list[Path]) -> None:
     if not any(path.suffix == ".mp4" for path in written):
         console.print("No video: that needs PyAV. Install it with: pip install 'coterie[talk]'", markup=False)
     for path in written:
-        console.print(f"Wrote {path}")
+        console.print(f"Wrote {path}", markup=False, soft_wrap=True)  # a path may hold [brackets], and is copied whole
