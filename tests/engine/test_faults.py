@@ -14,6 +14,7 @@ from cases import Toy
 from toy import go
 
 from coterie.data.examples import Population
+from coterie.engine.check import check
 from coterie.engine.run import Finish, RunError
 from coterie.message import Message
 from coterie.method import ClientRun, Fixed, Phase, Predictor, Site
@@ -191,3 +192,14 @@ class NothingToDeploy(FedAvg):
 def test_a_method_that_nobody_can_evaluate_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"No client could be evaluated after round 1: client 0 raised OSError: no licence\. 0 rounds"):
         go((Phase("train", 1, NothingToDeploy()),), tmp_path, eval_clients="2", min_cohort=1)
+
+
+def test_one_unreadable_client_does_not_refuse_a_plan_before_it_runs() -> None:
+    toys = Toy(population=lambda: with_unreadable(0, "train"))
+    check(fable(rounds=1, anchors=5), toys.population(), net=toys.net(), metric=toys.metric)
+    with pytest.raises(OSError, match="photo 17"):
+        check(fable(rounds=1, anchors=5, cohort=Fixed(1)), only(toys.population(), 0), net=toys.net(), metric=toys.metric)
+
+
+def only(people: Population, client: int) -> Population:
+    return replace(people, parts=[people.parts[client]], names=("alone",))

@@ -204,7 +204,7 @@ class FedAvg(Method):
 def refuse_nothing_private(method: FedAvg, net: Net) -> None:
     """A method that keeps nothing back would be FedAvg under another name."""
     if method.private is not no_names and not method.private(net):
-        found = getattr(method.private, "__name__", repr(method.private))
+        found = getattr(method.private, "__name__", repr(method.private)).removesuffix("_names")
         raise ValueError(
             f"{type(method).__name__} keeps the {found} of a net on the client, but this net has none, so it would be FedAvg. "
             "Use a net with such layers (resnet8 has batch norms and a head), or FedAvg."
