@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from coterie.metrics import better
@@ -145,10 +146,10 @@ def data_section(runs: Sequence[Run]) -> str:
     if not sizes:
         return ""
     trains = sorted(size.train for size in sizes)
-    smallest, median, largest = trains[0], trains[len(trains) // 2], trains[-1]
+    smallest, median, largest = trains[0], statistics.median(trains), trains[-1]
     validation, test = sum(size.validation for size in sizes), sum(size.test for size in sizes)
     words = (
-        f"{count(len(sizes), 'client')} with {smallest:,} to {largest:,} training examples (median {median:,}), "
+        f"{count(len(sizes), 'client')} with {smallest:,} to {largest:,} training examples (median {median:,.0f}), "
         f"{sum(trains):,} in all; {validation:,} for validation and {test:,} for test."
     )
     if any(other.population != run.population for other in runs):
@@ -165,7 +166,7 @@ def _leak_words(run: Run) -> str:
     """What the leak check of the data found, where the run says that there was one."""
     if not isinstance(run.info.get("leak_check"), list):
         return ""
-    found = [f"{text(finding, 'level')}: {text(finding, 'text')}" for finding in records(run.info, "leak_check")]
+    found = [text(finding, "text") for finding in records(run.info, "leak_check")]
     return markup.paragraph(f"Leak check: {'; '.join(found) or 'nothing found'}.", "note")
 
 
