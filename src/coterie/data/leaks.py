@@ -43,7 +43,7 @@ def check_leaks(
         if strict:
             raise ValueError(
                 f"Data leak in '{table.name}': {'; '.join(f.text for f in strict)}. Keep the rows of one '{column}' together when clients and "
-                "parts are made (keeping_together, group_column), or turn the check off (check=False) and say so."
+                "parts are made (keeping_together, group_column), or turn the check off (check=False, on the command line --no-check) and say so."
             )
         findings += found
     return tuple(findings + _content(table, owner, parts, names))
