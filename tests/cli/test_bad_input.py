@@ -77,7 +77,7 @@ CALLS = {
     "run compare_digits --knobs fable.anchors=3,fable.anchors=4": ["fable.anchors is given twice"],
     "run compare_digits --knobs fedavg.rounds=9": ["'fedavg.rounds=9' would give fedavg other conditions than the rest"],
     # found only by asking the last method of several: nothing of the first may have trained
-    "run compare_digits --methods fedavg,fedbn --net mlp": ["FedBN keeps the norm_names", "this net has none", "Use a net with such layers"],
+    "run compare_digits --methods fedavg,fedbn --net mlp": ["FedBN keeps the norm", "this net has none", "Use a net with such layers"],
     "run compare_digits --methods fedavg,privfedtalk": ["Adapters need linear layers", "found none called"],
     "run compare_digits --methods fedavg,scaffold --momentum 0.9": ["SCAFFOLD", "found SGD", "without momentum"],
     "run compare_cifar10 --data-dir nowhere": ["Data folder 'nowhere' does not exist", "give --data-dir DIR"],
@@ -239,7 +239,7 @@ def test_data_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no data set and no folder 'digit'. Did you mean 'digits'?" in refused(capsys, "data", "inspect", "digit")
     assert "Unknown command 'data inspekt'. Did you mean 'inspect'?" in refused(capsys, "data", "inspekt")
     assert "found 'diriclet'. Did you mean 'dirichlet'?" in refused(capsys, "data", "inspect", "--partition", "diriclet")
-    assert "has no column 'writer'" in refused(capsys, "data", "check", "--partition", "column")
+    assert "has no column 'writer', only ['label']. Use" in refused(capsys, "data", "check", "--partition", "column")
     assert "Can't write the picture to 'no/where.svg'" in refused(capsys, "data", "inspect", "--out", "no/where.svg")
     Path("folder").mkdir()
     assert "'folder' is no known kind of data, found nothing" in refused(capsys, "data", "inspect", "folder")

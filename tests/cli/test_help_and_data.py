@@ -133,7 +133,8 @@ def test_what_lies_in_a_folder_is_found_out(capsys: pytest.CaptureFixture[str]) 
         image.new("RGB", (side, side), (side, 9, 9)).save(f"mixed/{side}.png")
     Path("mixed/index.csv").write_text("path,label\n20.png,0\n30.png,1\n")
     assert "Give size=N" in refused(capsys, "data", "inspect", "mixed", "--clients", "1")
-    assert "image_folder: 1 clients, 2 examples" in succeed(capsys, "data", "inspect", "mixed", "--clients", "1", "--size", "16")
+    for place in ("mixed", "mixed/index.csv"):
+        assert "image_folder: 1 clients, 2 examples" in succeed(capsys, "data", "inspect", place, "--clients", "1", "--size", "16")
 
 
 def test_a_partition_is_written_row_by_row(capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,7 +166,7 @@ def test_writers_become_clients_with_their_names() -> None:
     toy = table(9, writer=["ann", "bob", "cy"] * 3)
     made = make_population(toy, by_column(toy.column("writer"), "writer", key=Key(0)), key=Key(0))
     assert made.names == ("ann", "bob", "cy") and sizes(made) == [(1, 1, 1)] * 3
-    with pytest.raises(ValueError, match=r"no column 'writter', only \['writer'\]. Did you mean 'writer'"):
+    with pytest.raises(ValueError, match=r"no column 'writter', only \['label', 'writer'\]. Did you mean 'writer'"):
         toy.column("writter")
 
 

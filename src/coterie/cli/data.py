@@ -128,7 +128,8 @@ def _population(
     """The name of the data set, and its population."""
     if data not in SOURCES and data_dir is not None:
         raise ValueError(f"--data-dir goes with the name of a data set, found the folder '{data}' as well. Give one of them.")
-    name, folder = (data, data_dir) if data in SOURCES else (named_by(Path(data)), data)
+    place = Path(data).parent if Path(data).name == "index.csv" else Path(data)
+    name, folder = (data, data_dir) if data in SOURCES else (named_by(place), str(place))
     population = build_population(
         name, clients=clients, partition=partition, beta=beta, classes_per_client=classes_per_client, column=column,
         data_dir=folder, seed=seed, check=check, limit=limit, options={} if size is None else {"size": size},

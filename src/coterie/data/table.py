@@ -122,8 +122,8 @@ class Table:
         if name in ("y", "label"):
             return self.labels
         near = difflib.get_close_matches(name, list(self.meta), 1)
-        hint = f"Did you mean '{near[0]}'?" if near else "Use one of these, or 'label'."
-        raise ValueError(f"Data set '{self.name}' has no column '{name}', only {sorted(self.meta)}. {hint}")
+        hint = f"Did you mean '{near[0]}'?" if near else "Use one of these."
+        raise ValueError(f"Data set '{self.name}' has no column '{name}', only {sorted([*self.meta, 'label'])}. {hint}")
 
     def rows(self, index: Column) -> Table:
         """A smaller table of these rows, copied."""
