@@ -383,6 +383,13 @@ def test_the_walk_tells_the_three_numbers_and_draws_what_is_shared(tmp_path):
     assert pixels.shape[1] == 4 * 96 and pixels.std() > 20
 
 
+def test_the_walk_looks_at_its_model_in_the_precision_of_the_run(tmp_path):
+    pytest.importorskip("PIL", reason="pictures need coterie[vision]")
+    session = Session.open("walk_fedxds", {}, Settings(backend="loop", quiet=True, precision="fp64"), tmp_path / "walk")
+    walk_fedxds(session, rounds=1, warmup_rounds=1, clients=2, limit=60, epochs=1, relevance="gradient", control=False)
+    assert (tmp_path / "walk" / "fedxds_gradient" / "media" / "shared.png").is_file()
+
+
 def test_the_walk_says_who_won_and_what_it_shared(capsys):
     v = torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]], [[[0.0, 1.0], [0.0, 0.0]]]])  # squared lengths 25 and 1
     noise = 0.5 * torch.randn(4000, 2, 1, 2, 2, generator=torch.Generator().manual_seed(0))

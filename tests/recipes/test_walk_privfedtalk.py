@@ -64,6 +64,12 @@ def test_with_clip_and_noise_it_prints_and_judges_nothing(tmp_path: Path, capsys
     assert "clip 1, noise 0.5: clipped and noised" in out and "protects nobody. --fresh-noise" in out
 
 
+def test_a_walk_in_double_precision_is_measured_in_it(tmp_path: Path) -> None:
+    session = Session.open("walk_privfedtalk", TINY, Settings(backend="loop", quiet=True, precision="fp64"), tmp_path / "run")
+    session.perform(walk_privfedtalk)
+    assert (tmp_path / "run" / "talking.json").is_file()
+
+
 def test_one_client_has_an_interval_over_clips_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measured = walked(tmp_path / "run", **{**TINY, "clients": 1})
     assert set(measured["loss"]) == {"lower_by", "over_clips"}

@@ -12,7 +12,7 @@ import torch
 from coterie.data.examples import Finding, Population, View, whole
 from coterie.engine.check import check, check_history
 from coterie.engine.folder import write_json
-from coterie.engine.run import Finish, run
+from coterie.engine.run import Finish, placed, run
 from coterie.engine.settings import Settings
 from coterie.method import Plan
 from coterie.metrics.metric import Metric
@@ -138,6 +138,12 @@ def seeded(seed: int, build: Callable[..., Net], *args: Any, **kwargs: Any) -> N
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(Key(seed, ("weights",)).torch_seed())
         return build(*args, **kwargs)
+
+
+def beside(finish: Finish, population: Population, net: Net) -> tuple[Population, Net]:
+    """Data and net on the device and in the precision of what a run left behind, to look at it after the run."""
+    left = next(iter(finish.state.shared["shared"].values()))
+    return placed(population, left.device, left.dtype), net.to(left.device, left.dtype)
 
 
 def pooled(population: Population) -> Population:

@@ -27,7 +27,7 @@ from coterie.models.nets import resnet8
 from coterie.privacy.metric_privacy import Sharing
 from coterie.randomness import Key
 from coterie.recipes.population import build_population
-from coterie.recipes.session import Session, seeded
+from coterie.recipes.session import Session, beside, seeded
 from coterie.report.records import number, read_lines
 
 _TILE = 96  # pixels of one image in the picture
@@ -72,7 +72,8 @@ def walk_fedxds(
     stated = statement(plans, runs, rounds)
     write_json(session.out / "fedxds.json", stated)
     main = f"fedxds_{relevance}"
-    drawn = draw_sharing(share_of(plans[main]), runs[main], population, net, runs[main].path / "media" / "shared.png")
+    looked_at = beside(runs[main], population, net)
+    drawn = draw_sharing(share_of(plans[main]), runs[main], *looked_at, runs[main].path / "media" / "shared.png")
     if not session.settings.quiet:
         tell(stated, main, drawn)
 
@@ -197,7 +198,7 @@ def draw_sharing(share: Share, run: Finish, population: Population, net: Net, pa
     for column, (title, tiles) in enumerate(zip(titles, (grey[0], heat(maps), grey[1], grey[2]), strict=True)):
         pen.text((_TILE * column + 4, 2), title, fill="black")
         for row, tile in enumerate(tiles):
-            pixels = (tile.expand(3, -1, -1) * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
+            pixels = (tile.expand(3, -1, -1) * 255).round().byte().permute(1, 2, 0).contiguous().cpu().numpy()
             picture = pillow.fromarray(pixels).resize((_TILE - 4, _TILE - 4), pillow.Resampling.NEAREST)
             sheet.paste(picture, (_TILE * column + 2, _TILE * row + 18))
     path.parent.mkdir(parents=True, exist_ok=True)

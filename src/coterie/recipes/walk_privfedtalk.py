@@ -33,7 +33,7 @@ from coterie.models.talking import talking_head
 from coterie.privacy.guards import Guards
 from coterie.randomness import Key
 from coterie.recipes.compare_digits import check_cohort
-from coterie.recipes.session import Session, seeded
+from coterie.recipes.session import Session, beside, seeded
 from coterie.report.video import Panel, Provenance, check_reason, write_sheet, write_video
 from coterie.states import Content
 from coterie.tensors import Groups, Tensors, num_elements
@@ -78,7 +78,7 @@ def walk_privfedtalk(
     method = plan[-1].method
     assert isinstance(method, PrivFedTalk)
     with threads(session.settings.threads):
-        heads = Heads(finish, population, net, method, sampler_steps)
+        heads = Heads(finish, *beside(finish, population, net), method, sampler_steps)
         measured = heads.measured()
         measured["bars"] = bars(measured) if clip is None and not noise else None
         numbers = num_elements(heads.untrained)
@@ -175,7 +175,7 @@ class Heads:
         if importlib.util.find_spec("av"):
             written.append(write_video(
                 out / "media" / "heads.mp4", panels, frames_per_second=FRAMES_PER_SECOND, provenance=origin,
-                sound=clips["sound"].flatten().numpy(), sample_rate=SAMPLE_RATE, unmarked_because=unmarked_because,
+                sound=clips["sound"].flatten().cpu().numpy(), sample_rate=SAMPLE_RATE, unmarked_because=unmarked_because,
             ))  # fmt: skip
         return written
 
