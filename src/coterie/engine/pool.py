@@ -72,6 +72,9 @@ class Pool:
                 raise RuntimeError(f"Evaluating client {client} failed: {reply.reason}\n{reply.traceback}")
             yield client, reply
 
+    def remarks(self) -> list[str]:
+        return []
+
     def close(self) -> None:
         for worker in self._workers:
             worker.stop()

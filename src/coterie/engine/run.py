@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from coterie.data.examples import Population
+from coterie.engine.answers import Context, conclude
 from coterie.engine.backend import Backend, EvaluateJob, World
 from coterie.engine.check import check_history, check_world
 from coterie.engine.checkpoint import CheckpointStore, Progress, commit
@@ -23,6 +24,7 @@ from coterie.engine.pool import Pool
 from coterie.engine.record import client_rows, describe
 from coterie.engine.round import RoundResult, RoundRunner, Rules, TooFew, hub_of, row_of, with_server_rows
 from coterie.engine.settings import Settings
+from coterie.engine.stacked import Stacked
 from coterie.engine.wire import WAYS
 from coterie.message import Message
 from coterie.method import Phase, Plan, Predictor, Round
@@ -116,9 +118,7 @@ class Runner:
     def run(self) -> Finish:
         if self.progress.round == self.total:
             return self.finish()
-        backend: Backend = Pool(self.world, self.choice.workers) if self.choice.backend == "pool" else Loop(
-            self.world, self.settings.order
-        )
+        backend = self.backend()
         threads = torch.get_num_threads()
         torch.set_num_threads(self.settings.threads)
         try:
@@ -135,6 +135,13 @@ class Runner:
             backend.close()
             torch.set_num_threads(threads)
         return self.finish()
+
+    def backend(self) -> Backend:
+        if self.choice.backend == "pool":
+            return Pool(self.world, self.choice.workers)
+        if self.choice.backend == "stacked":
+            return Stacked(self.world, self.settings.width)
+        return Loop(self.world, self.settings.order)
 
     def reconsider(self, backend: Backend, *, left: int) -> Backend:
         """Move to worker processes where the last round says that they pay: the numbers are the same."""
@@ -183,6 +190,8 @@ class Runner:
             self.store.save(self.state, self.progress)
         for line in told:
             self.watcher.note(f"Round {index + 1}: client {line['client']} left out: {line['reason']}")
+        for text in backend.remarks():
+            self.watcher.note(text)
         self.watcher.round(index + 1, phase.name, seconds, self.headline(lines), self.bytes_total)
 
     def left_out(self, head: Mapping[str, Any], result: RoundResult) -> list[dict[str, Any]]:
@@ -258,8 +267,8 @@ class Runner:
                 scores.setdefault(("local", split), {})[client] = dict(numbers)
         central = self.world.population.central_test
         if predictor is not None and central is not None:
-            key = Key(self.settings.seed, ("evaluate", "central"))
-            scores[("global", "central")] = {-1: score_predictor(predictor, central, self.world.net, self.world.metric, key)}
+            context = Context(self.world.net, round, Key(self.settings.seed, ("evaluate", "central")))
+            scores[("global", "central")] = {-1: conclude(score_predictor(predictor, central, context, self.world.metric))}
         return {where: dict(sorted(by_client.items())) for where, by_client in scores.items()}
 
     def evaluated(self, index: int) -> bool:

@@ -15,8 +15,9 @@ class Settings:
     """`eval_clients`: "all" (beyond 200 clients a fixed random 200, and all in the last round), "cohort", or a number."""
 
     seed: int = 0
-    backend: Literal["auto", "loop", "pool"] = "auto"
+    backend: Literal["auto", "loop", "pool", "stacked"] = "auto"
     workers: int | None = None
+    width: int = 10
     threads: int = 1
     devices: str = "auto"
     precision: Precision = "fp32"
@@ -31,7 +32,7 @@ class Settings:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("threads", "eval_every", "checkpoint_every", "min_cohort", "max_attempts"):
+        for name in ("threads", "width", "eval_every", "checkpoint_every", "min_cohort", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}. Use 1 or more.")
         if self.workers is not None and self.workers < 1:
