@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from coterie.tensors import Groups, Tensors, clone_groups, num_bytes, refuse_others
+from coterie.tensors import Groups, Tensors, clone, clone_groups, num_bytes, refuse_others
 
 Kind = Literal["value", "change"]
 Reduction = Literal["mean", "sum", "each"]
@@ -92,7 +92,8 @@ class Message:
 
     def copied(self) -> Message:
         """The same Message with tensors of its own, as if it had crossed a wire."""
-        return replace(self, groups=clone_groups(self.groups))
+        weight = None if self.weight is None else self.weight.detach().clone()
+        return Message(clone_groups(self.groups), clone(self.scalars), weight)
 
     def weighing(self, factor: Tensor | float) -> Message:
         """Count `factor` times as much."""

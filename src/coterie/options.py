@@ -18,6 +18,7 @@ from rich.text import Text
 _KEY_LINE = re.compile(r"^--([a-z][a-z0-9-]*) ?(\S.*?)?\s{2,}(\S.*)$")
 _WITHOUT = re.compile(r"\s*\(default:? ([^)]+)\)")
 
+_YES, _NO = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 _DEFAULT_WIDTH = 20
 
 
@@ -64,10 +65,15 @@ def options_of_fields(cls: type, help: Mapping[str, str] = types.MappingProxyTyp
     return {f.name: Option(f.name, hints[f.name], None if f.default is MISSING else f.default, help.get(f.name, "")) for f in fields(cls)}
 
 
-def parse(arguments: Sequence[str], options: Mapping[str, Option], what: str) -> dict[str, Any]:
-    """`--key value` and `--key=value` pairs; a yes/no key needs no value, and `--no-key` turns it off."""
+def parse(
+    arguments: Sequence[str], options: Mapping[str, Option], what: str, places: list[str] | None = None
+) -> dict[str, Any]:
+    """`--key value` and `--key=value` pairs; a yes/no key needs no value, and `--no-key` turns it off.
+
+    Words that belong to no key are added to `places` (folders, before or after the keys); without it they are refused.
+    """
     found: dict[str, Any] = {}
-    for name, text in read_words(arguments, options, what):
+    for name, text in read_words(arguments, options, what, places):
         if name in found:
             raise ValueError(f"Option '{options[name].flag}' is given twice. Give it once.")
         found[name] = convert(text, options[name].type, options[name].flag)
@@ -87,12 +93,17 @@ def parse_grid(arguments: Sequence[str], options: Mapping[str, Option], what: st
     return found
 
 
-def read_words(arguments: Sequence[str], options: Mapping[str, Option], what: str) -> Iterable[tuple[str, str]]:
+def read_words(
+    arguments: Sequence[str], options: Mapping[str, Option], what: str, places: list[str] | None = None
+) -> Iterable[tuple[str, str]]:
     """Names and texts of the options in these words, in their order."""
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
+            if places is not None:
+                places.append(word)
+                continue
             raise ValueError(f"Expected an option like --key value, found '{word}'. See coterie {what} --help.")
         key, equals, value = word[2:].partition("=")
         name = key.replace("-", "_")
@@ -107,7 +118,8 @@ def read_words(arguments: Sequence[str], options: Mapping[str, Option], what: st
                 raise ValueError(f"Option '--{key}' takes no value, found '{value}'. Use {option.flag} {value}.")
             value = "no"
         elif not equals:
-            if rest and not rest[0].startswith("--"):
+            next_is_place = places is not None and option.type is bool and rest and rest[0].lower() not in (*_YES, *_NO)
+            if rest and not rest[0].startswith("--") and not next_is_place:
                 value = rest.pop(0)
             elif option.type is bool:
                 value = "yes"
@@ -148,9 +160,9 @@ def convert(text: str, kind: Any, where: str) -> Any:
             raise ValueError(f"{where} needs at least one value, found '{text}'. Use for example {where} a,b.")
         return tuple(convert(part, inner[0], where) for part in parts)
     if kind is bool:
-        if text.lower() in ("true", "yes", "1", "on"):
+        if text.lower() in _YES:
             return True
-        if text.lower() in ("false", "no", "0", "off"):
+        if text.lower() in _NO:
             return False
         raise ValueError(f"{where} must be yes or no, found '{text}'. Use {where} alone for yes.")
     if kind in (int, float):

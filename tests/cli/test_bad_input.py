@@ -77,8 +77,8 @@ CALLS = {
     "run compare_digits --knobs fable.anchors=3,fable.anchors=4": ["fable.anchors is given twice"],
     "run compare_digits --knobs fedavg.rounds=9": ["'fedavg.rounds=9' would give fedavg other conditions than the rest"],
     # found only by asking the last method of several: nothing of the first may have trained
-    "run compare_digits --methods fedavg,fedbn": ["FedBN keeps the norm_names", "this net has none", "Use a net with such layers"],
-    "run compare_digits --methods fedavg,fl_gap": ["'fl_gap' needs 'input_shape'", "Leave it out"],
+    "run compare_digits --methods fedavg,fedbn --net mlp": ["FedBN keeps the norm_names", "this net has none", "Use a net with such layers"],
+    "run compare_digits --methods fedavg,privfedtalk": ["Adapters need linear layers", "found none called"],
     "run compare_digits --methods fedavg,scaffold --momentum 0.9": ["SCAFFOLD", "found SGD", "without momentum"],
     "run compare_cifar10 --data-dir nowhere": ["Data folder 'nowhere' does not exist", "give --data-dir DIR"],
     "run walk_fedxds --data cifar10": ["COTERIE_DATA is not set", "Set COTERIE_DATA or give --data-dir DIR"],

@@ -120,7 +120,9 @@ def test_equal_and_nearly_equal_pictures_are_counted() -> None:
     x[101] = x[1].flip(0)  # colours exchanged: the same grey picture
     made = make_population(toy, one_client(200), key=Key(0), use_split_column=True)
     assert [(f.level, f.kind, f.count) for f in made.findings] == [("warning", "exact", 5), ("warning", "near", 2)]
-    assert made.findings[0].text == "5 of 100 examples in the clients' own test parts are also in a train part"
+    first, second = (finding.text for finding in made.findings)
+    assert first.startswith("5 of 100 examples in the clients' own test parts are also in a train part, such as row 195 of ")
+    assert first.endswith(", equal to row 0 of 'only'") and ", such as row 100 of 'only', like row 0 of 'only'" in second
 
 
 def test_copies_in_the_central_test_set_are_counted() -> None:
@@ -129,7 +131,21 @@ def test_copies_in_the_central_test_set_are_counted() -> None:
     toy = Table("pictures", toy.columns, toy.classes, toy.meta, central_test=central)
     made = make_population(toy, one_client(200), key=Key(0), use_split_column=True)
     assert [(f.kind, f.count) for f in made.findings] == [("exact", 100)]  # rows 100-149 are own test rows, trained by nobody
-    assert "the central test" in made.findings[0].text
+    assert "the central test" in made.findings[0].text and made.findings[0].text.endswith("such as row 0, equal to row 0 of 'only'")
+
+
+def test_near_copies_in_the_central_test_set_are_named() -> None:
+    toy = pictures(0)
+    x = toy.columns["x"][:100].clone()
+    x[:50] = 255 - x[:50]  # negatives look like nothing in the table
+    x[50:] = (x[50:].float() * 0.8 + 20).round().byte()
+    train = toy.rows(np.arange(100))
+    made = make_population(
+        Table("pictures", train.columns, ("one",), central_test=Table("pictures", {"x": x, "y": train.columns["y"]}, ("one",))),
+        one_client(100), key=Key(0), test_fraction=0, validation_fraction=0,
+    )  # fmt: skip
+    assert [(f.kind, f.count) for f in made.findings] == [("near", 50)]
+    assert ", such as row 50, like row 50 of 'only'" in made.findings[0].text
 
 
 def test_ten_thousand_clients_are_quick_and_share_one_table() -> None:

@@ -38,6 +38,17 @@ def test_the_terminal_says_what_matters() -> None:
     assert "leak check   nothing found" in text and "and 10 more" in text
 
 
+@pytest.mark.parametrize(("width", "shown"), [(60, 15), (80, 35), (200, 40)])
+def test_a_client_is_one_line_in_a_terminal_of_any_width(width: int, shown: int) -> None:
+    table = Table("toy", {"x": torch.zeros(400, 1), "y": torch.arange(400) % 200})
+    found = inspection(make_population(table, Assignment((np.arange(400),), ("f0014_19",), ""), key=Key(0), check=False))
+    out = io.StringIO()
+    Console(file=out, width=width).print(found.rendered())
+    assert f"classes: the first {shown} of 200" in out.getvalue()
+    assert [line.count("█") for line in out.getvalue().splitlines() if line.startswith("f0014_19")] == [shown]
+    assert max(map(len, out.getvalue().splitlines())) <= width
+
+
 def test_skew_falls_as_beta_grows() -> None:
     skews = [inspection(build_population(partition=p, beta=b)).skew for p, b in (("dirichlet", 0.05), ("dirichlet", 1.0), ("iid", 1.0))]
     assert skews[0] > 0.5 > skews[1] > skews[2] and skews[2] < 0.02

@@ -29,6 +29,8 @@ def test_leafs_own_form_with_train_and_test_folders(tmp_path: Path) -> None:
     assert table.column("user").tolist() == ["u", "v", "v", "u"]
     assert table.column("split").tolist() == ["train", "train", "train", "test"]
     assert table.labels.tolist() == [3, 0, 1, 2]
+    write(tmp_path / "test/a.json", ["u", "v"], {"u": {"x": [[2.0] * 4], "y": [2]}, "v": {"x": [], "y": []}}, num_samples=[1, 0])
+    assert load("leaf", tmp_path).labels.tolist() == [3, 0, 1, 2]  # nothing for test, but something to train on
 
 
 def test_fl_gaps_form_with_parts_and_meta(tmp_path: Path) -> None:
@@ -73,6 +75,8 @@ def test_what_is_written_is_read_again(tmp_path: Path, parts: bool) -> None:
         ({"users": ["a"], "user_data": {"a": {"x": [[1]], "y": [0]}}, "num_samples": [3]}, r"states 3 samples for user 'a', found 1"),
         ({"users": ["a"], "user_data": {"a": {"x": [[1], [1, 2]], "y": [0, 1]}}}, r"differ in length"),
         ({"users": [], "user_data": {}}, r"have no samples"),
+        ({"users": ["a", "b"], "user_data": {"a": {"x": [[1]], "y": [0]}, "b": {"x": [], "y": []}}},
+         r"list user 'b' \(1 of 2 users\) without a single sample. Remove"),
         ({"clients": []}, r"is no LEAF file: found \['clients'\]"),
     ],
 )

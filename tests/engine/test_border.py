@@ -67,7 +67,8 @@ def with_shared(**tensors: Tensor) -> Message:
         (message().plus(groups={"l3": torch.ones(4)}), "sent 'l3' in 'groups', which has no such name"),
         (message().plus(images={"x": torch.ones(5, 3), "y": torch.zeros(5, dtype=torch.int64)}), "of shape (5, 3), expected (-1, 2)."),
         (message().plus(images={"x": torch.ones(5, 2)}), "sent no 'y' in 'images'"),
-        (replace(message(), weight=torch.tensor(-1.0)), "sent the weight -1.0. A weight must be a finite number >= 0."),
+        (replace(message(), weight=torch.tensor(-1.0)), "sent the weight -1.0. A weight must be a number from 0 to 1e+15."),
+        (replace(message(), weight=torch.tensor(1e300, dtype=torch.float64)), "sent the weight 1e+300."),  # two would sum to infinity
         (replace(message(), weight=torch.tensor(float("nan"))), "sent the weight nan."),
         (replace(message(), weight=torch.tensor(float("inf"))), "sent the weight inf."),
         (replace(message(), scalars={"loss": torch.tensor(float("nan"))}), "sent a scalar 'loss' that is not one finite number."),

@@ -204,6 +204,18 @@ def test_an_empty_poisson_cohort_changes_nothing_without_noise_and_looks_like_no
     assert finish.summary["bytes"]["up"] == 0
 
 
+def test_an_empty_poisson_cohort_is_divided_by_what_was_expected(tmp_path: Path) -> None:
+    """A_min = 0.1 q K (PT-D2), whoever was drawn: divided by 0.1, as if one client were expected, noise would bury the model."""
+    cohort, guards = Poisson(0.5), Guards(clip=1.0, noise=0.3, n_max=50, audit_seed=3)
+    start = np.concatenate([v.numpy().ravel() for v in Toy().net().params.values()])
+    finish = go(fedavg(rounds=1, cohort=cohort), tmp_path, guards, seed=empty_at(0.5), precision="fp64")
+    slots = {"shared": Slot.like({name: value.double() for name, value in Toy().net().params.items()})}
+    drawn = guards.nothing_but_noise(slots, NoiseSource(3, 0))
+    noise = np.concatenate([v.numpy().ravel() for v in drawn["shared"].values()])
+    assert float(drawn.weight) < 0.1 * 0.5 * 4  # this seed's weight is below the floor
+    np.testing.assert_allclose(shared(finish) - start, noise / (0.1 * 0.5 * 4), atol=1e-12)
+
+
 def test_a_phase_of_the_server_alone_is_no_empty_cohort(tmp_path: Path) -> None:
     """Nobody was drawn because there is nobody to draw: nothing is released, so nothing is noised."""
     start = np.concatenate([v.numpy().ravel() for v in Toy().net().params.values()])
@@ -219,6 +231,11 @@ def test_a_phase_of_the_server_alone_is_no_empty_cohort(tmp_path: Path) -> None:
     [
         ({"clip": 0.0}, r"clip must be greater than 0, found 0\.0\. Use for example 1\.0"),
         ({"clip": 1.0, "noise": -0.1}, r"noise must be at least 0, found -0\.1\. Use"),
+        ({"clip": math.inf}, r"clip must be greater than 0, found inf"),
+        ({"clip": 1.0, "noise": 0.5, "kappa": 0.0}, r"kappa must be greater than 0, found 0\.0"),
+        ({"clip": 1.0, "noise": 0.5, "n_max": -3.0}, r"n_max must be greater than 0, found -3\.0"),
+        ({"clip": 1.0, "noise": 0.5, "min_cohort": 0}, r"min_cohort must be greater than 0, found 0"),
+        ({"clip": 1.0, "split": "half"}, r"split must be full or share, found 'half'"),
         ({"noise": 0.5}, r"Noise without a clip bounds nothing.*Set clip as well"),
     ],
 )

@@ -117,3 +117,19 @@ def test_keep_memory_makes_rounds_one_long_optimisation(tmp_path: Path) -> None:
                 plain_loss(weights, x[rows], y[rows]).backward()
                 optimizer.step()
         assert farthest(finish.clients[k]["own"], {n: v.detach() for n, v in weights.items()}) < 1e-11
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: SGD(lr=float("inf")), r"learning rate must be a number >= 0, found inf\. Use"),
+        (lambda: SGD(lr=0.1, weight_decay=-1.0), r"weight_decay must be a number >= 0, found -1\.0\. Use"),
+        (lambda: SGD(lr=0.1, schedule="cosine"), r"schedule must be one of constant, cosine_round, cosine_step, found 'cosine'"),
+        (lambda: Adam(lr=0.1, betas=(1.0, 0.9)), r"betas must lie in \[0, 1\), found \(1\.0, 0\.9\)\. Use"),
+        (lambda: Training(clip_norm=-1.0), r"clip_norm must be greater than 0, found -1\.0\. Use"),
+        (lambda: ask(clip_norm=0.0), r"clip_norm must be greater than 0, found 0\.0\. Use"),
+    ],
+)  # fmt: skip
+def test_a_rule_that_would_not_descend_is_refused(make: Callable[[], object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make()

@@ -8,13 +8,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from toy import CLASSES, net, numbers, population
 
+from coterie import methods
+from coterie.engine.checkpoint import CheckpointStore, Progress
 from coterie.engine.run import Finish, run
 from coterie.engine.settings import Settings
 from coterie.metrics.classification import Classification
+from coterie.privacy.guards import Guards
+from coterie.states import ServerState
 
 sys.path.insert(0, str(Path(__file__).parent))
 from resume_worker import plan_of
@@ -103,3 +109,60 @@ def test_only_two_checkpoints_are_kept(tmp_path: Path) -> None:
     versions = [path.stem.split("-") for path in (tmp_path / "run" / "checkpoint" / "clients").glob("*")]
     assert all(int(version) <= 6 for _, version in versions)
     assert len(versions) <= 8  # at most two versions of each of four clients
+
+
+def test_what_a_damaged_checkpoint_published_is_forgotten(tmp_path: Path) -> None:
+    """The repeated round may publish something else under the same name (FedXDS: noise of the operating system)."""
+    old, new = {"x": torch.zeros(3)}, {"x": torch.ones(3)}
+    store = CheckpointStore(tmp_path / "checkpoint", None)
+    store.save(ServerState({}, store.server), Progress(1))
+    store.clients.commit({0: {"own": {"w": torch.zeros(2)}}}, 2)
+    store.save(ServerState({}, store.server).publishing("set", old), Progress(2))
+    (tmp_path / "checkpoint" / "clients" / "0-2.safetensors").write_bytes(b"half")
+    for content in (None, new):
+        store = CheckpointStore(tmp_path / "checkpoint", None)
+        state, progress, _ = store.load()
+        if content is None:
+            store.save(state.publishing("set", new), Progress(2))
+        else:
+            assert progress.round == 2 and torch.equal(state.public["set"].tensors["x"], new["x"])
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"plan": methods.scaffold(rounds=3)}, r"another method in phase 'train': FedAvg, now Scaffold\(FedAvg\)\. Resume it with"),
+        ({"settings": Settings(backend="loop", seed=7)}, r"another seed: 0, now 7"),
+        ({"net": net(hidden=9)}, r"another net: .*53.*, now .*93"),
+        ({"population": population(sizes=(20, 13, 9, 25))}, r"another population: something else"),
+        ({"guards": Guards(clip=1.0)}, r"another guard: None, now"),
+    ],
+)
+def test_a_run_is_resumed_as_it_began(other: dict[str, Any], text: str, tmp_path: Path) -> None:
+    """Half of one run and half of another would be a number of neither."""
+    began: dict[str, Any] = {
+        "plan": methods.fedavg(rounds=2), "population": population(), "net": net(), "metric": Classification(CLASSES),
+        "out": tmp_path / "run", "settings": Settings(backend="loop"),
+    }  # fmt: skip
+    run(**began)
+    with pytest.raises(ValueError, match=text):
+        run(**{**began, "plan": methods.fedavg(rounds=3), **other}, resume=True)
+    assert run(**{**began, "plan": methods.fedavg(rounds=3)}, resume=True).summary["rounds"] == 3
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", None])
+def test_a_damaged_description_stops_nobody(damage: bytes | None, tmp_path: Path) -> None:
+    straight("fedavg", tmp_path / "run", rounds=2)
+    (tmp_path / "run" / "run.json").unlink()
+    if damage is not None:
+        (tmp_path / "run" / "run.json").write_bytes(damage)
+    assert straight("fedavg", tmp_path / "run", rounds=3, resume=True).summary["rounds"] == 3
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["rounds"] == 3
+
+
+def test_a_damaged_line_of_a_log_is_named(tmp_path: Path) -> None:
+    straight("fedavg", tmp_path / "run", rounds=2)
+    log = tmp_path / "run" / "wire.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"bytes"', b'!bytes"', 1))
+    with pytest.raises(ValueError, match=r"Line 1 of '.*wire\.jsonl' is damaged: .*Mend it, or start a new run"):
+        straight("fedavg", tmp_path / "run", rounds=3, resume=True)

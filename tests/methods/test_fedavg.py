@@ -116,5 +116,5 @@ def test_bad_values_are_refused_with_a_cure():
 @pytest.mark.parametrize("private", [norm_names, head_names])
 def test_keeping_nothing_back_is_refused(private, tmp_path):
     bare = Toy(net=lambda: Net(nn.Linear(toy.FEATURES, toy.CLASSES), CrossEntropy()))
-    with pytest.raises(ValueError, match=rf"FedAvg keeps the {private.__name__} of a net on the client, but this net has none"):
+    with pytest.raises(ValueError, match=rf"FedAvg keeps the {private.__name__.removesuffix('_names')} of a net on the client, but this net has none"):
         bare.run((Phase("train", 1, FedAvg(private=private), Everyone()),), tmp_path)

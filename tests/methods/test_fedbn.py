@@ -74,5 +74,5 @@ def test_one_client_alone_has_nothing_to_personalise(go64):
 def test_what_would_be_fedavg_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"FedBN keeps batch-norm statistics on the client, found buffers='average'\. Leave"):
         FedBN(buffers="average")
-    with pytest.raises(ValueError, match=r"FedBN keeps the norm_names .* so it would be FedAvg\. Use a net"):
+    with pytest.raises(ValueError, match=r"FedBN keeps the norm .* so it would be FedAvg\. Use a net"):
         Toy().run(methods.fedbn(rounds=1), tmp_path)

@@ -10,8 +10,9 @@ from cases import COMMON_CHANGES, ROTA, TRAINING_CHANGES, Case, Toy, clients_of,
 
 from coterie import methods
 from coterie.data.examples import whole
-from coterie.method import SGD
-from coterie.methods.fedavg import Training
+from coterie.method import SGD, Phase
+from coterie.methods.fedavg import FedAvg, Training
+from coterie.methods.local import Local
 
 
 def pooled_population():
@@ -70,3 +71,9 @@ def test_centralized_equals_one_loop_over_all_data(go64):
 def test_centralized_says_where_its_data_come_from(go64):
     with pytest.raises(ValueError, match=r"needs all data at the server, found no 'pooled' set\. Pass"):
         go64(methods.centralized(rounds=1))
+
+
+def test_local_alone_after_a_federated_phase_receives_nothing_of_it(go64):
+    plan = (Phase("together", 1, FedAvg()), Phase("alone", 2, Local()))
+    together, both = go64(plan[:1]).summary["bytes"], go64(plan).summary["bytes"]
+    assert both["up"] == together["up"] and both["down"] == together["down"]

@@ -385,6 +385,7 @@ def test_t10_an_adapter_of_norm_1_changes_what_the_net_predicts(published):
         ({"identity_share": 1.5}, r"identity_share must lie in \[0, 1\], found 1\.5"),
         ({"sharpness": -1.0}, r"sharpness must be at least 0, found -1\.0"),
         ({"sharpness": math.nan}, r"sharpness must be at least 0, found nan"),
+        ({"consistency": -0.1}, r"consistency must be at least 0, found -0\.1"),
         ({"target": "score"}, r"target must be noise or velocity, found 'score'"),
     ],
 )

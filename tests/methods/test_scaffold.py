@@ -1,6 +1,7 @@
 """SCAFFOLD (option II) against plain loops."""
 
 import math
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from cases import BUFFER_CHANGES, COMMON_CHANGES, ROTA, Case, Toy, clients_of, e
 
 from coterie import methods
 from coterie.engine.run import RunError
-from coterie.method import SGD, Adam, Everyone
-from coterie.methods.fedavg import Training
+from coterie.method import SGD, Adam, Everyone, Phase, Train
+from coterie.methods.fedavg import FedAvg, Supervised, Training
+from coterie.methods.local import Local
+from coterie.methods.scaffold import Scaffold
 
 CASES = {
     "scaffold": Case(
@@ -80,3 +83,30 @@ def test_a_population_of_one_is_fedavg(go64):
 def test_momentum_is_refused_with_a_cure(optim, go64):
     with pytest.raises(RunError, match=r"SCAFFOLD's correction holds for plain SGD .* Use SGD\(lr=\.\.\.\) without momentum"):
         go64(methods.scaffold(rounds=1, training=Training(optim=optim)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polished(FedAvg):
+    """FedAvg whose server trains a step on data of its own."""
+
+    def absorb(self, state, mean, each, hub):
+        after = super().absorb(state, mean, each, hub)
+        ask = Train(
+            params={"shared": after.shared["shared"]}, loss=Supervised(), optim=SGD(lr=0.1), steps=1,
+            streams={"local": hub.data["public"]},
+        )  # fmt: skip
+        got = yield from ask
+        return after.with_shared(shared=got.params["shared"])
+
+
+def test_it_wraps_a_method_whose_server_trains(go64):
+    """With N = 1 nothing is corrected, so the wrapped method is the method, its server's own training included."""
+    people = toy.population(sizes=(20,))
+    alone = Toy(population=lambda: replace(people, public={"public": people.parts[0].validation}))
+    one, two = (go64((Phase("train", 2, m),), alone) for m in (Scaffold(Polished()), Polished()))
+    assert farthest(one.state.shared["shared"], two.state.shared["shared"]) < 1e-12
+
+
+def test_a_method_that_shares_nothing_is_refused_with_a_cure(go64):
+    with pytest.raises(ValueError, match=r"corrects what is shared and averaged, but Local sends nothing\. Wrap a method with a 'shared'"):
+        go64((Phase("train", 1, Scaffold(Local())),))

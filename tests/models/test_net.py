@@ -183,3 +183,39 @@ def test_torchs_norms_become_ours_with_their_values():
 def test_a_net_without_parts_says_how_to_build_one():
     with pytest.raises(ValueError, match=r"needs a net with encoder and head, found Linear\. Build it as"):
         Net(nn.Linear(2, 2), CrossEntropy()).encode({}, {}, {"x": torch.zeros(1, 2)}, train=False)
+
+
+def norm_and_head(norm, head=None):
+    encoder = nn.Sequential(nn.Linear(3, 4), norm)
+    return Net(EncoderHead(encoder, head or nn.Linear(4, 2), 4), CrossEntropy())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_batch_of_one_example_is_normalised_with_running_statistics(frozen):
+    """Its variance is undefined, and the last batch of a pass may be short."""
+    net = norm_and_head(nn.BatchNorm1d(4))
+    net = net.freezing({"encoder.1.weight": torch.tensor(False)}) if frozen else net
+    buffers = {name: value + 0.5 for name, value in net.buffers.items()}
+    x = {"x": torch.randn(1, 3)}
+    trained, after = net.apply(net.params, buffers, x, train=True)
+    assert torch.equal(trained, net.apply(net.params, buffers, x, train=False)[0])
+    assert all(torch.equal(after[name], value) for name, value in buffers.items())
+
+
+def test_a_norm_without_scale_trains_none():
+    theirs = norm_and_head(nn.BatchNorm1d(4, affine=False))
+    assert list(theirs.params) == ["encoder.0.weight", "encoder.0.bias", "head.weight", "head.bias"]
+    x = {"x": torch.randn(5, 3)}
+    hidden = torch.nn.functional.linear(x["x"], theirs.params["encoder.0.weight"], theirs.params["encoder.0.bias"])
+    expected = (hidden - hidden.mean(0)) / (hidden.var(0, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(theirs.encode(theirs.params, theirs.buffers, x, train=True)[0], expected)
+
+
+@pytest.mark.parametrize("knobs", [{"track_running_stats": False}, {"momentum": None}])
+def test_a_norm_that_works_otherwise_is_refused(knobs):
+    with pytest.raises(ValueError, match=r"batch norm '1' keeps no running statistics with a fixed momentum, found BatchNorm1d.*Build"):
+        norm_and_head(nn.BatchNorm1d(4, **knobs))
+
+
+def test_a_head_of_several_layers_has_the_last_ones_outputs():
+    assert norm_and_head(nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 2))).num_outputs == 2

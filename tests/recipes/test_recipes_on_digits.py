@@ -49,11 +49,8 @@ def test_walk_fable_has_both_forms_of_the_method_and_its_comparisons(tmp_path: P
     assert [records[name]["methods"][0]["knobs"]["linear"] for name in ("fable", "fable_linear")] == [False, True]
 
 
-FOR_PICTURES = {"fedxds", "fl_gap", "privfedtalk"}  # they need what a table of 64 numbers does not have, and say so
-
-
 def test_any_methods_run_under_identical_conditions(tmp_path: Path) -> None:
-    names = tuple(name for name in methods.__all__ if name not in {*FOR_PICTURES, "fedbn"})
+    names = tuple(name for name in methods.__all__ if name not in {"fedbn", "fedxds", "fl_gap", "privfedtalk"})
     found = ran(compare_digits, tmp_path / "run", methods=names, rounds=2, clients=4, cohort=3, beta=1.0)
     assert tuple(found) == names
     records = {name: json.loads((tmp_path / "run" / name / "run.json").read_text()) for name in names}
@@ -64,8 +61,16 @@ def test_any_methods_run_under_identical_conditions(tmp_path: Path) -> None:
     assert all(np.isfinite(accuracy(found[name], "global" if name == "centralized" else "personal")) for name in names)
 
 
-@pytest.mark.parametrize(("name", "reason"), [("fedbn", "batch norm"), ("fl_gap", "input_shape"), ("privfedtalk", "found none called")])
+def test_methods_that_need_pictures_give_all_the_net_that_they_need(tmp_path: Path) -> None:
+    names = ("fedavg", "fedbn", "fl_gap", "fedxds")
+    found = ran(compare_digits, tmp_path / "run", methods=names, rounds=1, epochs=1, clients=3, lr=0.1, knobs=("fedxds.warmup_rounds=1",))
+    assert tuple(found) == names and found["fedbn"]["bytes"]["up"] < found["fedavg"]["bytes"]["up"]
+    models = {json.dumps(json.loads((tmp_path / "run" / name / "run.json").read_text())["model"]) for name in names}
+    assert len(models) == 1 and '"parameters": 77' in models.pop()  # resnet8 for grey pictures
+
+
+@pytest.mark.parametrize(("name", "reason"), [("fedbn", "batch norm"), ("fedxds", "convolution"), ("privfedtalk", "found none called")])
 def test_a_method_that_does_not_fit_is_refused_before_anything_runs(name: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=reason):
-        ran(compare_digits, tmp_path / "run", methods=("fedavg", name), rounds=2)
+        ran(compare_digits, tmp_path / "run", methods=("fedavg", name), rounds=2, net="mlp")
     assert not (tmp_path / "run").exists()

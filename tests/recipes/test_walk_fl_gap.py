@@ -38,6 +38,18 @@ def test_drawn_scene_has_its_forgeries_and_no_shared_picture():
         drawn(people=8, public_people=5, cameras=("studio",), seed=1)
 
 
+@pytest.mark.parametrize(("wrong", "text"), [({"num_clients": 1}, "several clients, found 1"), ({"people": 1}, "at least 2 people")])
+def test_scenes_that_can_not_be_mixed_or_tested_are_refused(wrong, text):
+    with pytest.raises(ValueError, match=text):
+        drawn(**{"people": 8, "public_people": 5, "cameras": ("phone",), "seed": 1, **wrong})
+
+
+def test_any_number_of_clients_is_dealt_out_over_the_forgeries():
+    scene = drawn(people=2, public_people=1, cameras=("phone", "night"), seed=1, num_clients=6)
+    assert scene.population.names == ("lowres/1", "lowres/2", "checker/1", "checker/2", "double/1", "smooth/1")
+    assert scene.cameras == ("phone", "night", "phone", "night", "phone", "phone")
+
+
 @pytest.mark.skipif(not FACES.exists(), reason="the faces data set is not there (set COTERIE_DATA)")
 def test_photographed_scene_has_fair_pairs_only():
     pytest.importorskip("PIL", reason="reading pictures needs coterie[vision]")
@@ -88,6 +100,16 @@ def test_the_walk_reports_what_its_runs_wrote(tmp_path, capsys):
     assert facts["against_fedavg"]["fedavg_auroc_at_same_upload"] == pytest.approx(np.mean([v["auroc"] for v in sooner]))
     assert client_scores(own.path, 1, "global") == client_scores(average.path, 1, "global")  # one pre-trained model
     assert all(len(near) == 2 and name not in near for name, near in facts["neighbours"].items())
+
+
+@pytest.mark.parametrize(("start_open", "text"), [(3, "(1 of its 2 rounds): not evaluated"), (8, ": 0% saved")])  # 8: a bitmap more
+def test_the_walk_without_pretraining_and_with_rare_evaluation(start_open, text, tmp_path, capsys):
+    values = {"rounds": 2, "clients": 2, "people": 4, "public_people": 1, "pretrain_rounds": 0, "personal_rounds": 0}
+    settings = Settings(backend="loop", eval_every=5)
+    session = Session.open("walk_fl_gap", {**values, "start_open": start_open}, settings, tmp_path / "run")
+    session.perform(walk_fl_gap)
+    out = capsys.readouterr().out
+    assert text in out and "nan" not in out
 
 
 def test_agreement_by_hand():

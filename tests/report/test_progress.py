@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 
 import pytest
 from rich.console import Console
@@ -57,3 +58,14 @@ def test_a_stopped_run_leaves_a_usable_terminal() -> None:
     assert "round 1/3" in text
     assert text.rfind(SHOW_CURSOR) > text.rfind(HIDE_CURSOR)
     assert text.index(SHOW_CURSOR) < text.index("round 1/3")  # visible all the time: kill -9 cannot restore it
+
+
+@pytest.mark.parametrize(("width", "phase", "bar"), [(120, True, 18), (90, True, 5), (80, False, 2)])
+def test_the_expected_end_is_never_cut_off(width: int, phase: bool, bar: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width, _environ={"TERM": "xterm"})
+    with Progress(60, "fedavg", "accuracy", console=console) as progress:
+        progress.round(58, "train", 1.0, 0.941, 23_100_000)
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).splitlines()[-1].split("\r")[-1]
+    assert last.rstrip().endswith("accuracy 94.1 %  1.00 s/round  23.1 MB  about 2.00 s left") and len(last.rstrip()) <= width
+    assert ("train" in last) is phase and last.count("━") + last.count("╸") + last.count("╺") == bar

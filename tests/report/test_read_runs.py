@@ -134,3 +134,18 @@ def test_unlike_conditions_and_open_runs_are_noted(tmp_path: Path, make_run: Mak
         "Not the same rounds everywhere: 6 (fedavg); 12 (fable).",
         "fable, seed 0: not finished, round 7 of 12.",
     ]
+
+
+def test_numbers_without_an_end_are_infinite_not_an_accident(tmp_path: Path, make_run: MakeRun) -> None:
+    """JSON allows whole numbers of any length, a csv whatever somebody types."""
+    folder = make_run(tmp_path / "a")
+    huge = "9" * 400
+    for file, old, new in (
+        ("metrics.jsonl", '"clients": 10', f'"clients": {huge}'),
+        ("run.json", '"counts": [', '"counts": [NaN, '),
+        ("clients.csv", "1,global,validation,0,0,", "1,global,validation,0,0,1e999,"),
+    ):
+        path = folder / file
+        path.write_text(path.read_text().replace(old, new, 1))
+    assert f'"clients": {huge}' in (folder / "metrics.jsonl").read_text()
+    assert read_run(folder).points[0].clients == 0 and read_run(folder).population[0].counts[0] == 0

@@ -199,3 +199,12 @@ def test_small_media_are_inside_large_ones_linked(tmp_path: Path, make_run: Make
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is no run folder: it has no run\.json\. Give a folder made by coterie run\."):
         write_report(tmp_path)
+
+
+def test_one_round_is_one_round(tmp_path: Path, make_run: MakeRun) -> None:
+    for name in ("local", "fable"):
+        make_run(tmp_path / name, method=name, rounds=1, clients=4)
+    page = Page(write_report(tmp_path))
+    assert ", 1 round, seed 0" in page.words
+    trains = sorted(size["train"] for size in json.loads((tmp_path / "fable" / "run.json").read_text())["population"]["clients"])
+    assert f"(median {(trains[1] + trains[2]) / 2:,.0f})" in page.words

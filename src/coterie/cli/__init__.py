@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -17,13 +18,16 @@ COMMANDS = {
     "run": "run a recipe, or go on with one that was stopped",
     "sweep": "a recipe over a grid of values and seeds; the best is chosen",
     "list": "methods, recipes and data sets, one line each",
-    "data": "inspect, check: look at a data set and its partition",
+    "data": "inspect, check, partition, build leaf: a data set and its clients",
     "compare": "a table of finished runs with significance",
     "report": "write report.html again",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no ± must not end a run that took hours
+            stream.reconfigure(errors="replace")
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         return usage()
@@ -111,20 +115,27 @@ def sweep_command(words: list[str]) -> int:
 
 
 def data_command(words: list[str]) -> int:
-    from coterie.cli.data import check_data, inspect_data
+    from coterie.cli.data import build_data, check_data, inspect_data, partition_data
 
-    commands: dict[str, Callable[..., int]] = {"inspect": inspect_data, "check": check_data}
+    commands: dict[str, Callable[..., int]] = {
+        "inspect": inspect_data, "check": check_data, "partition": partition_data, "build leaf": build_data,
+    }  # fmt: skip
     if not words or words[0] in ("-h", "--help"):
         print_rows({f"coterie data {name}": first_line(function) for name, function in commands.items()})
         return 0
     name, *rest = words
+    if name == "build" and rest and not rest[0].startswith("-"):
+        name, *rest = f"build {rest[0]}", *rest[1:]
     if name not in commands:
         raise ValueError(f"Unknown command 'data {name}'. {nearest(name, list(commands))}")
     if wants_help(rest):
         return function_help(f"data {name} [DATA]", commands[name])
-    if rest and not rest[0].startswith("--"):
-        rest = ["--data", *rest]
-    return commands[name](**parse(rest, options_of(commands[name], KEY_HELP), f"data {name}"))
+    places: list[str] = []
+    given = parse(rest, options_of(commands[name], KEY_HELP), f"data {name}", places)
+    named = ([given["data"]] if "data" in given else []) + places
+    if len(named) > 1:
+        raise ValueError(f"coterie data {name} takes one data set, found {len(named)}: {', '.join(named)}. Give one of them.")
+    return commands[name](**{**given, **({"data": named[0]} if named else {})})
 
 
 def compare_command(words: list[str]) -> int:
@@ -140,13 +151,11 @@ def report_command(words: list[str]) -> int:
 
 
 def folders_command(name: str, function: Callable[..., int], words: list[str]) -> int:
-    """Commands that take run folders first and options after them."""
+    """Commands that take run folders, before or after their options."""
     if wants_help(words):
         return function_help(f"{name} RUN...", function)
-    folders: list[Path] = []
-    while words and not words[0].startswith("--"):
-        folders.append(Path(words.pop(0)))
-    given = parse(words, options_of(function), name)
+    folders: list[str] = []
+    given = parse(words, options_of(function), name, folders)
     if not folders:
         raise ValueError(f"coterie {name} needs at least one run folder, found none. Give the --out of a run.")
-    return function(folders, **given)
+    return function([Path(folder) for folder in folders], **given)

@@ -54,7 +54,8 @@ def telling_how_to_go_on(command: str, begun: Callable[[], bool]) -> Iterator[No
         raise
     except (RunError, OSError) as error:
         hint = f" Mend the cause and go on with: {command}" if begun() else ""
-        raise ValueError(f"{str(error).rstrip('.')}.{hint}") from error
+        words = str(error).removesuffix("; mend the cause and resume the run.").rstrip(".")
+        raise ValueError(f"{words}.{hint}") from error
     except ValueError:
         raise
     except Exception:  # our mistake, so with its traceback

@@ -23,6 +23,7 @@ KEY_HELP = {
     "classes_per_client": "of pathological clients",
     "column": "whose values are the clients",
     "data_dir": "folder of the data set (default: $COTERIE_DATA)",
+    "size": "pictures are resized to a square of so many pixels (default: as they are)",
     "limit": "use that many examples only (default: all)",
     "beta": "label skew of Dirichlet clients: 0.1 strong, 100 nearly none",
     "lr": "learning rate",
@@ -66,8 +67,7 @@ def finish(out: Path, table: RenderableType | None = None) -> None:
     from coterie.report.table import final_table
 
     table = table or final_table(out)
-    if table is not None:
-        console.print(table)
+    console.print(table or "No results: no client has test examples. Use fewer clients or more data.")
     console.print(Text(f"Report: {write_report(out)}"), soft_wrap=True)
 
 

@@ -66,11 +66,7 @@ def the_npz(folder: Path, advice: str) -> Path:
 
 def npz_arrays(path: Path, required: Sequence[str], advice: str, optional: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
     """The named arrays of an `.npz` file; pickled objects are never opened."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            present = {name.removesuffix(".npy") for name in archive.namelist()}
-    except Exception as error:  # damage gives whatever the reader of zip files happens to stumble over
-        raise ValueError(f"'{path}' is no .npz file ({first_line(error)}). {advice}") from error
+    present = names_in_npz(path, advice)
     missing = [name for name in required if name not in present]
     if missing:
         raise ValueError(f"'{path}' has no array {missing}, only {sorted(present)}. {advice}")
@@ -83,6 +79,15 @@ def npz_arrays(path: Path, required: Sequence[str], advice: str, optional: Seque
     if loose:
         raise ValueError(f"'{path}' holds {loose} as bytes, not as arrays. {advice}")
     return found
+
+
+def names_in_npz(path: Path, advice: str = "Write it again.") -> set[str]:
+    """The arrays that an `.npz` file names; none is opened."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {name.removesuffix(".npy") for name in archive.namelist()}
+    except Exception as error:  # damage gives whatever the reader of zip files happens to stumble over
+        raise ValueError(f"'{path}' is no .npz file ({first_line(error)}). {advice}") from error
 
 
 def first_line(error: Exception) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -16,7 +16,6 @@ from coterie.data.examples import Finding, Population, View
 _SHADES = " ▁▂▃▄▅▆▇█"
 _MAX_ROWS = 20
 _MAX_CLASSES = 40  # one character each
-_OTHER_COLUMNS = 44  # what the widths of the other columns leave of a line, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +71,7 @@ class Inspection:
 
     def rendered(self) -> RenderableType:
         """For the terminal: a summary, what the leak check found, and a line per client (the first twenty)."""
-        return Group(self._summary(), *self._notices(), self._grid())
+        return Group(self._summary(), *self._notices(), _Clients(self))
 
     def _summary(self) -> Text:
         totals = self.sizes.sum(axis=1)
@@ -96,23 +95,35 @@ class Inspection:
             return [Text("leak check   nothing found", style="green")]
         return [Text(f"leak check   {f.level}: {f.text}", style="yellow") for f in self.findings]
 
-    def _grid(self) -> Grid:
-        shown = self.counts[:, :_MAX_CLASSES]
-        title = "classes" if shown.shape[1] == self.counts.shape[1] else f"classes (first {_MAX_CLASSES})"
-        grid = Grid("client", *_PARTS, title, "distance", box=None, pad_edge=False, header_style="bold")
-        for column in grid.columns[1:]:
-            column.justify = "right"
-        grid.columns[4].justify = "left"
-        for i, name in enumerate(self.names[:_MAX_ROWS]):
-            top = max(int(self.counts[i].max(initial=0)), 1)
-            bars = "".join(_SHADES[-(-int(n) * 8 // top)] for n in shown[i])
-            grid.add_row(Text(name), *(f"{n:,}" for n in self.sizes[i]), Text(bars), f"{self.distances[i]:.2f}")
-        if len(self.names) > _MAX_ROWS:
-            grid.add_row(f"and {len(self.names) - _MAX_ROWS:,} more")
-        return grid
-
-
 _PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class _Clients:
+    """A line per client, with as many classes as the terminal has room for: a bar that wraps reads as another one."""
+
+    of: Inspection
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        names = self.of.names[:_MAX_ROWS]
+        sizes = [[f"{n:,}" for n in row] for row in self.of.sizes[:_MAX_ROWS]]
+        widths = [max(map(len, cells)) for cells in zip(("client", *_PARTS), *([n, *s] for n, s in zip(names, sizes, strict=True)), strict=True)]
+        num_classes = self.of.counts.shape[1]
+        room = options.max_width - sum(widths) - len("distance") - 2 * (len(widths) + 1)
+        shown = min(num_classes, _MAX_CLASSES, max(room, len("classes")))
+        grid = Grid("client", *_PARTS, "classes", "distance", box=None, pad_edge=False, header_style="bold")
+        for column in grid.columns:
+            column.justify, column.no_wrap = "right", True
+        grid.columns[0].justify = grid.columns[4].justify = "left"
+        for i, name in enumerate(names):
+            top = max(int(self.of.counts[i].max(initial=0)), 1)
+            bars = "".join(_SHADES[-(-int(n) * 8 // top)] for n in self.of.counts[i, :shown])
+            grid.add_row(Text(name), *sizes[i], Text(bars), f"{self.of.distances[i]:.2f}")
+        yield grid
+        if shown < num_classes:
+            yield Text(f"classes: the first {shown} of {num_classes}")
+        if len(self.of.names) > _MAX_ROWS:
+            yield Text(f"and {len(self.of.names) - _MAX_ROWS:,} more clients")
 
 
 def inspection(population: Population) -> Inspection:

@@ -49,11 +49,19 @@ def leaf(
     are float32, with `tokens` whole numbers (int64). Labels that are texts are numbered in alphabetical order.
     """
     rows = _Rows()
+    users: list[str] = []
     for path, split in _files(folder):
         for user, data in _users(path, rows.further):
+            users.append(user)
             _add(rows, path, user, data, split)
     if not rows.x:
         raise ValueError(f"The LEAF files in '{folder}' have no samples. Check that 'user_data' holds 'x' and 'y'.")
+    empty = sorted(set(users) - set(rows.user))
+    if empty:
+        raise ValueError(
+            f"The LEAF files in '{folder}' list user '{empty[0]}' ({len(empty)} of {len(set(users))} users) without a single sample. "
+            "Remove such users, or add their data."
+        )
     columns: dict[str, Column] = {"user": np.array(rows.user)}
     if any(rows.split):
         columns["split"] = np.array(rows.split)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -41,10 +43,10 @@ def check_leaks(
         if strict:
             raise ValueError(
                 f"Data leak in '{table.name}': {'; '.join(f.text for f in strict)}. Keep the rows of one '{column}' together when clients and "
-                "parts are made (keeping_together, group_column), or turn the check off (check=False) and say so."
+                "parts are made (keeping_together, group_column), or turn the check off (check=False, on the command line --no-check) and say so."
             )
         findings += found
-    return tuple(findings + _content(table, parts))
+    return tuple(findings + _content(table, owner, parts, names))
 
 
 def _shared_values(
@@ -88,58 +90,76 @@ def _shown(distinct: Column, chosen: NDArray[np.int64]) -> str:
     return ", ".join(f"'{distinct[c]}'" for c in chosen[:3])
 
 
-def _content(table: Table, parts: NDArray[np.int8]) -> list[Finding]:
+@dataclass(frozen=True)
+class _Held:
+    """Test examples of one kind: their content, which rows of it count, and how one of them is called."""
+
+    where: str
+    x: NDArray[Any]
+    rows: NDArray[np.int64]
+    name: Callable[[int], str]
+
+
+def _content(table: Table, owner: NDArray[np.int64], parts: NDArray[np.int8], names: Sequence[str]) -> list[Finding]:
     """Test examples, own and central, that are also training or validation examples of somebody."""
     x = table.columns["x"].numpy()
     central = None if table.central_test is None else table.central_test.columns["x"].numpy()
     if x.nbytes + (0 if central is None else central.nbytes) > _LIMIT_BYTES:
         return [Finding("note", "content", 0, "copies of test examples were not looked for: more than 1 GB of data")]
-    train, test = np.flatnonzero((parts >= 0) & (parts != _TEST)), np.flatnonzero(parts == _TEST)
-    digests = _digests(x)
-    seen = set(digests[train].tolist())
-    findings = []
-    copied = np.array([digest in seen for digest in digests[test].tolist()], dtype=bool)
-    for where, found in (("the clients' own", copied), ("the central", _known(central, seen))):
-        if found.any():
-            text = f"{found.sum()} of {len(found)} examples in {where} test parts are also in a train part"
-            findings.append(Finding("warning", "exact", int(found.sum()), text))
-    return findings + _near(x, train, test[~copied])
+    train = np.flatnonzero((parts >= 0) & (parts != _TEST))
+
+    def row_name(row: int) -> str:
+        return f"row {row} of '{names[owner[row]]}'"
+
+    kinds = [_Held("the clients' own", x, np.flatnonzero(parts == _TEST), row_name)]
+    if central is not None:
+        kinds.append(_Held("the central", central, np.arange(len(central)), lambda row: f"row {row}"))
+    first_of = {digest: int(row) for digest, row in zip(_digests(x[train]), train, strict=True)}
+    exact, near = [], []
+    for held in kinds:
+        twin = np.array([first_of.get(digest, -1) for digest in _digests(held.x[held.rows])], dtype=np.int64)
+        copied = twin >= 0
+        if copied.any():
+            place = int(copied.argmax())
+            shown = f"such as {held.name(int(held.rows[place]))}, equal to {row_name(int(twin[place]))}"
+            text = f"{copied.sum()} of {len(copied)} examples in {held.where} test parts are also in a train part, {shown}"
+            exact.append(Finding("warning", "exact", int(copied.sum()), text))
+        near += _near(x, train, replace(held, rows=held.rows[~copied]), row_name)
+    return exact + near
 
 
-def _known(x: NDArray[Any] | None, seen: set[bytes]) -> NDArray[np.bool_]:
-    return np.array([digest in seen for digest in _digests(x).tolist()] if x is not None else [], dtype=bool)
+def _digests(x: NDArray[Any]) -> list[bytes]:
+    rows = np.ascontiguousarray(x).reshape(len(x), math.prod(x.shape[1:]))
+    return [hashlib.blake2b(row.data, digest_size=8).digest() for row in rows]
 
 
-def _digests(x: NDArray[Any]) -> NDArray[np.object_]:
-    rows = np.ascontiguousarray(x).reshape(len(x), -1)
-    return np.array([hashlib.blake2b(row.data, digest_size=8).digest() for row in rows], dtype=object)
-
-
-def _near(x: NDArray[Any], train: NDArray[np.int64], test: NDArray[np.int64]) -> list[Finding]:
+def _near(x: NDArray[Any], train: NDArray[np.int64], held: _Held, row_name: Callable[[int], str]) -> list[Finding]:
     """Test pictures whose grey thumbnail is nearly that of a training picture: copies, recoloured or saved again."""
-    if x.ndim != 4 or x.shape[1] != 3 or min(x.shape[2:]) < _SIDE or not len(train) or not len(test):
+    if x.ndim != 4 or x.shape[1] != 3 or min(x.shape[2:]) < _SIDE or not len(train) or not len(held.rows):
         return []  # a few strokes on paper look alike without being copies, so only colour pictures are compared
-    if len(train) * len(test) > _PAIR_LIMIT:
-        text = f"near duplicates were not looked for: more than {_PAIR_LIMIT:.0e} pairs of pictures"
+    if len(train) * len(held.rows) > _PAIR_LIMIT:
+        text = f"near duplicates in {held.where} test parts were not looked for: more than {_PAIR_LIMIT:.0e} pairs of pictures"
         return [Finding("note", "near", 0, text)]
-    fine = _thumbnails(x)
-    coarse = fine.reshape(-1, _SIDE // 2, 2, _SIDE // 2, 2).mean(axis=(2, 4)).reshape(len(x), -1)
-    fine, coarse = _standardised(fine), _standardised(coarse)  # then a product of two rows is their correlation
-    coarse_train = coarse[train].T
-    count = 0
-    for start in range(0, len(test), _CHUNK):
-        rows = test[start : start + _CHUNK]
-        alike, candidate = np.nonzero(coarse[rows] @ coarse_train > _ALIKE)
-        same = (fine[rows[alike]] * fine[train[candidate]]).sum(axis=1) > _ALIKE
+    fine_train, coarse_train = _thumbnails(x[train])
+    fine, coarse = _thumbnails(held.x[held.rows])
+    count, shown = 0, ""
+    for start in range(0, len(held.rows), _CHUNK):
+        alike, candidate = np.nonzero(coarse[start : start + _CHUNK] @ coarse_train.T > _ALIKE)
+        same = (fine[start + alike] * fine_train[candidate]).sum(axis=1) > _ALIKE
         count += len(np.unique(alike[same]))
-    text = f"{count} of {len(test)} test pictures are nearly the same as one in a train part (correlation above {_ALIKE})"
-    return [Finding("warning", "near", count, text)] if count else []
+        if same.any() and not shown:
+            test, twin = int(held.rows[start + alike[same][0]]), int(train[candidate[same][0]])
+            shown = f"such as {held.name(test)}, like {row_name(twin)}"
+    text = f"{count} of {len(held.rows)} pictures in {held.where} test parts are nearly the same as one in a train part, {shown}"
+    return [Finding("warning", "near", count, f"{text} (correlation above {_ALIKE})")] if count else []
 
 
-def _thumbnails(x: NDArray[Any]) -> NDArray[np.float32]:
-    """Grey pictures of 16x16 means, flat."""
+def _thumbnails(x: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Grey pictures of 16x16 and of 8x8 means, flat and standardised: a product of two rows is their correlation."""
     grey = [F.adaptive_avg_pool2d(part.float().mean(1), _SIDE) for part in torch.split(torch.from_numpy(x), _CHUNK)]
-    return torch.cat(grey).flatten(1).numpy()
+    fine = torch.cat(grey).numpy()
+    coarse = fine.reshape(-1, _SIDE // 2, 2, _SIDE // 2, 2).mean(axis=(2, 4))
+    return _standardised(fine.reshape(len(x), -1)), _standardised(coarse.reshape(len(x), -1))
 
 
 def _standardised(rows: NDArray[np.float32]) -> NDArray[np.float32]:

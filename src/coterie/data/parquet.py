@@ -6,7 +6,7 @@ Both are recognised by the feature metadata that `datasets` writes into the sche
 The `path` often contains the class: it is never read.
 
 The `.npz` holds, for each split: `{split}_stream` (uint8, all files one after another), `{split}_offsets`
-(int64, N + 1 places) and `{split}_labels` (int64), and `classes`.
+(int64, N + 1 places) and `{split}_labels` (int64), and `classes`. A file of one split may leave the `{split}_` out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from coterie.data.examples import Pixels
-from coterie.data.files import csv_rows, first_line, npz_arrays, the_npz
+from coterie.data.files import csv_rows, first_line, names_in_npz, npz_arrays, the_npz
 from coterie.data.images import decode_images
 from coterie.data.labels import numbered, whole_numbers
 from coterie.data.table import Table
@@ -104,8 +104,10 @@ def pack_parquet_as_npz(folder: Path, out: Path) -> Path:
 
 
 def _read_npz(path: Path) -> dict[str, _Split]:
-    wanted = {split: [f"{split}_{part}" for part in ("stream", "offsets", "labels")] for split in ("train", "test")}
-    arrays = npz_arrays(path, wanted["train"], _PACK, (*wanted["test"], "classes"))
+    plain = "stream" in names_in_npz(path, _PACK)
+    wanted = {split: [f"{'' if plain else f'{split}_'}{part}" for part in ("stream", "offsets", "labels")] for split in ("train", "test")}
+    wanted = {"train": wanted["train"]} if plain else wanted
+    arrays = npz_arrays(path, wanted["train"], _PACK, (*wanted.get("test", ()), "classes"))
     classes = tuple(map(str, arrays["classes"].ravel())) if "classes" in arrays else ()
     found = {}
     for split, names in wanted.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -119,13 +120,22 @@ def question(ask: Train | Sweep, context: Context, ordinal: int = 0) -> Question
 def reply_to(asked: Question) -> Trained | Tensors:
     """The reference's answer."""
     ask, context = asked.ask, asked.context
-    if isinstance(ask, Train):
-        return train(ask, context.net, context.round, context.key)
-    return sweep(ask, context.net, context.key)
+    with own_generator(context.key, place_of(ask.params, context.net)[0]):
+        if isinstance(ask, Train):
+            return train(ask, context.net, context.round, context.key)
+        return sweep(ask, context.net, context.key)
 
 
 def answer(ask: Train | Sweep, context: Context, ordinal: int = 0) -> Trained | Tensors:
     return reply_to(question(ask, context, ordinal))
+
+
+@contextlib.contextmanager
+def own_generator(key: Key, device: torch.device) -> Iterator[None]:
+    """What a net draws by itself (dropout) depends on the ask alone, not on who was computed before in this process."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(key.fold("torch").torch_seed())
+        yield
 
 
 def train(ask: Train, net: Net, round: Round, key: Key) -> Trained:

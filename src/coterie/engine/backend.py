@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 from coterie.data.examples import Population
 from coterie.engine.client import Failure, Finished
 from coterie.message import Kind, Message
-from coterie.method import Exchange, Method, Net, Phase, Plan, Predictor, Round, Site
+from coterie.method import Exchange, Method, Net, Phase, Plan, Poisson, Predictor, Round, Site
 from coterie.metrics.metric import Metric
 from coterie.randomness import Key
 from coterie.states import ClientId, Content
@@ -31,6 +31,11 @@ class World:
 
     def method(self, phase: str) -> Method:
         return self.phase(phase).method
+
+    def expected(self, round: Round) -> float:
+        """How many clients a round counts on, whoever was drawn: a Poisson cohort may be empty."""
+        cohort = self.phase(round.phase).cohort
+        return cohort.rate * len(self.population) if isinstance(cohort, Poisson) else len(round.cohort)
 
     def site(self, client: ClientId, round: Round, public: Mapping[str, Content], attempt: int = 0) -> Site:
         key = Key(self.seed, ("round", round.index, "client", client))
@@ -82,6 +87,6 @@ class Backend(Protocol):
     name: str
 
     def train(self, jobs: Iterable[TrainJob], answer: AnswerExchange) -> Iterator[Outcome]: ...
-    def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores]]: ...
+    def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores | Failure]]: ...
     def remarks(self) -> list[str]: ...  # what a user should know of how it went, once each
     def close(self) -> None: ...

@@ -10,6 +10,8 @@ from torch import Tensor
 from coterie.message import Message, Slot
 from coterie.tensors import norm, sub
 
+_LARGEST_WEIGHT = 1e15  # beyond any count; weights of 1e308 would overflow the mean, and a model of NaN never recovers
+
 
 class Refused(ValueError):
     """A Message that is left out of the round."""
@@ -27,8 +29,8 @@ def check(message: Message, slots: Mapping[str, Slot], sent: Message, *, norm_ra
         if group not in message.groups and slot.spec and not slot.subset and slot.reduce != "each":
             raise Refused(f"sent no group '{group}'. The method's client must return every declared group.")
     weight = message.weight
-    if weight is not None and not (bool(torch.isfinite(weight)) and float(weight) >= 0):
-        raise Refused(f"sent the weight {float(weight)}. A weight must be a finite number >= 0.")
+    if weight is not None and not 0 <= float(weight) <= _LARGEST_WEIGHT:
+        raise Refused(f"sent the weight {float(weight)}. A weight must be a number from 0 to {_LARGEST_WEIGHT:.0e}.")
     for name, value in message.scalars.items():
         if value.numel() != 1 or not bool(torch.isfinite(value)):
             raise Refused(f"sent a scalar '{name}' that is not one finite number.")
@@ -61,6 +63,8 @@ def _check_names(group: str, tensors: Mapping[str, Tensor], slot: Slot) -> None:
 
 def _check_tensor(where: str, value: Tensor, expected: tuple[tuple[int, ...], torch.dtype]) -> None:
     shape, dtype = expected
+    if value.layout is not torch.strided or value.is_meta:
+        raise Refused(f"sent '{where}' as a {'meta' if value.is_meta else value.layout} tensor. Send an ordinary one, with every entry.")
     same = len(shape) == value.dim() and all(want in (-1, have) for want, have in zip(shape, value.shape, strict=True))
     if not same:
         raise Refused(f"sent '{where}' of shape {tuple(value.shape)}, expected {shape}.")

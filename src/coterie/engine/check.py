@@ -64,6 +64,25 @@ def check_history(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> None:
             )
 
 
+def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """A run goes on as it began (both as run.json tells it), but for its length and for what changes no number."""
+    old, new = _identity(before), _identity(now)
+    for what in new:
+        if what in old and new[what] != old[what]:
+            found = f"{old[what]}, now {new[what]}" if len(f"{old[what]}{new[what]}") < 300 else "something else"
+            raise ValueError(
+                f"The run in this folder began with another {what}: {found}. "
+                "Resume it with the values that it began with, or choose another folder."
+            )
+
+
+def _identity(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What must not change, by the words to say it in. A knob may: it can be what had to be mended."""
+    phases = {f"method in phase '{phase['phase']}'": phase["name"] for phase in record["methods"]}
+    keys = {"seed": "seed", "model": "net", "population": "population", "precision": "precision", "privacy": "guard"}
+    return {**phases, **{word: record[key] for key, word in keys.items()}}
+
+
 def _first_round(world: World, phase: Phase) -> Round:
     total, clients = sum(p.rounds for p in world.plan), len(world.population)
     return Round(0, total, phase.name, 0, phase.rounds, phase.cohort.draw(clients, Key(0)), clients)
@@ -77,14 +96,14 @@ def _check_first_ask(world: World) -> None:
     round = _first_round(world, phase)
     hub, clients, method = hub_of(world, round), round.cohort[:_ASKED], phase.method
     state = with_server_rows(method, ServerState(method.server_state(hub)), clients, hub)
-    refused: ValueError | None = None
+    refused: Exception | None = None
     for client in clients:
         down = method.send(state, client, hub)
         try:
             row = row_of(world, method, {}, client, round, state, fresh=True)
             run = as_run(method.client(row, down, world.site(client, round, {})))
             next(run, None)
-        except ValueError as error:
+        except Exception as error:
             refused = error
             continue
         run.close()

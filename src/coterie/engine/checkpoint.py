@@ -85,6 +85,7 @@ class CheckpointStore:
     def _restore(self, manifest: Mapping[str, Any]) -> tuple[ServerState, Progress]:
         shared = unpack_groups(self._whole(*manifest["state"]))
         public = {}
+        self._public = {}  # what a damaged checkpoint knew of may never be published
         for name, (digest, checksum) in manifest["public"].items():
             public[name] = Content(unpack(self._whole(f"public/{digest}.safetensors", checksum)), digest)
             self._public[name] = digest, checksum

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from coterie.engine.answers import Asking, Context, conduct
 from coterie.engine.evaluate import evaluate_client
 from coterie.message import Kind, Message
 from coterie.method import Exchange, Method, Site, Sweep, Train, as_run
 from coterie.metrics.metric import Metric
 from coterie.states import ClientId
-from coterie.tensors import Groups, refuse_others
+from coterie.tensors import Groups, gmap, refuse_others
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +69,10 @@ def checked(result: Any, method: str) -> tuple[Groups, Message]:
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], dict) and isinstance(result[1], Message)):
         found = [type(part).__name__ for part in result] if isinstance(result, tuple) else type(result).__name__
         raise ValueError(f"{method}.client must return (row, Message), found {found}. Return a dict of groups and a Message.")
-    refuse_others(result[0], "A client's row")
-    return result
+    row, message = result
+    refuse_others(row, "A client's row")
+    # detached, as over a wire: a graph that is kept would grow from round to round
+    return gmap(Tensor.detach, row), message.with_(**gmap(Tensor.detach, message.groups))
 
 
 def as_trained(down: Message, up: Message, kinds: Mapping[str, Kind]) -> Message:

@@ -44,21 +44,39 @@ class RunFolder:
 
     def lines(self, log: str, lines: Iterable[Mapping[str, Any]]) -> None:
         with (self.path / log).open("a") as file:
-            file.writelines(json.dumps(_plain(line)) + "\n" for line in lines)
+            file.writelines(json.dumps(plain(line)) + "\n" for line in lines)
 
     def clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
         with (self.path / "clients.csv").open("a") as file:
             file.writelines(_csv_line([row.get(column, "") for column in self._columns]) for row in rows)
 
     def read(self, log: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.path / log).read_text().splitlines()]
+        lines = []
+        for number, line in enumerate((self.path / log).read_text(errors="replace").splitlines(), 1):
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                raise ValueError(f"Line {number} of '{self.path / log}' is damaged: {line[:80]!r}. Mend it, or start a new run.") from None
+        return lines
+
+    def described(self) -> dict[str, Any] | None:
+        """What run.json says; nothing where it is lost or damaged, since a run does not need it to go on."""
+        try:
+            return read_json(self.path / "run.json")
+        except (OSError, ValueError):
+            return None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a whole JSON file, or nothing."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(_plain(content), indent=2) + "\n")
+    partial.write_text(json.dumps(plain(content), indent=2) + "\n")
     partial.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def evaluation_lines(
@@ -120,12 +138,12 @@ def _csv_line(values: Sequence[Any]) -> str:
     return text.getvalue()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has neither NaN nor infinity: an undefined number is null, a diverged loss the largest number there is."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else math.copysign(sys.float_info.max, value)
     return value

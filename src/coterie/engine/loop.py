@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from coterie.engine.answers import Asking, answering, conclude
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
-from coterie.engine.client import Failure, Finished, drive
+from coterie.engine.client import Failure, Finished, drive, failure
 from coterie.engine.evaluate import evaluate_client, evaluate_parts
 from coterie.message import Message
 from coterie.method import Exchange
@@ -34,9 +34,13 @@ class Loop:
         ordered = jobs if self._order == "forward" else reversed(list(jobs))
         return converse(({job.client: start(self._world, job)} for job in ordered), _one_by_one, answer)
 
-    def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores]]:
+    def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores | Failure]]:
         for job in jobs:
-            yield job.client, conclude(evaluation(self._world, job))
+            try:
+                found: Scores | Failure = conclude(evaluation(self._world, job))
+            except Exception as error:
+                found = failure(error)
+            yield job.client, found
 
     def remarks(self) -> list[str]:
         return []
@@ -55,7 +59,8 @@ def converse(waves: Iterable[Runs], go_on: GoOn, answer: AnswerExchange) -> Iter
             else:
                 yield client, found
     while asking:
-        replies = answer({client: asked for client, (_, asked) in sorted(asking.items())})
+        # copies, as over a wire: the run still holds what it asked with
+        replies = answer({c: Exchange(asked.name, asked.message.copied()) for c, (_, asked) in sorted(asking.items())})
         runs = {client: run for client, (run, _) in asking.items()}
         asking.clear()
         for client, reply in replies.items():

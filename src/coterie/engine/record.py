@@ -95,6 +95,8 @@ def knobs(value: Any) -> Any:
         return {"is": type(value).__name__, **inside}
     if isinstance(value, list | tuple | frozenset):
         return [knobs(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): knobs(item) for name, item in value.items()}
     if value is None or isinstance(value, str | int | float | bool):
         return value
     return getattr(value, "__qualname__", repr(value))

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from coterie.engine.answers import Context, conclude, conduct
-from coterie.engine.backend import Backend, TrainJob, World
+from coterie.engine.backend import Backend, Outcome, TrainJob, World
 from coterie.engine.border import Refused, changes, check
-from coterie.engine.client import Failure, Finished
+from coterie.engine.client import Failure, Finished, failure
 from coterie.engine.wire import Ledger
 from coterie.message import Message, Slot
 from coterie.method import Exchange, Hub, Method, Nobody, Round, Sweep, Train, as_run
@@ -81,15 +81,16 @@ class RoundRunner:
         self.state = with_server_rows(self.method, state, round.cohort, self.hub)
         self.noise = NoiseSource(rules.guards.audit_seed, round.index)
         self.downs: dict[ClientId, Message] = {}
+        self.unready: list[tuple[ClientId, Failure]] = []  # whose first row could not be made
         self.result = RoundResult(self.state, {}, Ledger(round.index + 1, round.phase), ())
         self.result.delivered = {name: set(clients) for name, clients in delivered.items()}
 
     def run(self) -> RoundResult:
         result, guards = self.result, self.rules.guards
-        fold = Fold(self.slots, premultiplied=guards.private, expected=len(self.round.cohort))
+        fold = Fold(self.slots, premultiplied=guards.private, expected=self.world.expected(self.round))
         each: dict[ClientId, Message] = {}
         returned: list[ClientId] = []
-        for client, outcome in in_order(self.round.cohort, self.backend.train(self._jobs(), self._answer)):
+        for client, outcome in in_order(self.round.cohort, self._outcomes()):
             message = self._receive(client, outcome)
             if message is None:
                 continue
@@ -98,7 +99,7 @@ class RoundRunner:
             fold.add(message)
             own = {name: group for name, group in message.groups.items() if self.slots[name].reduce == "each"}
             if own:
-                each[client] = Message(own, message.scalars, message.weight)
+                each[client] = Message(own, message.scalars, message.weight).copied()  # its row may hold the same tensors
                 result.kept_bytes += sum(num_bytes(v) for group in own.values() for v in group.values())
             result.rows[client] = outcome.row
             result.local[client] = outcome.local
@@ -114,6 +115,13 @@ class RoundRunner:
         result.state = self._absorb(fold.result(), each)
         return result
 
+    def _outcomes(self) -> Iterator[Outcome]:
+        for outcome in self.backend.train(self._jobs(), self._answer):
+            yield outcome
+            while self.unready:
+                yield self.unready.pop()
+        yield from self.unready
+
     def _jobs(self) -> Iterator[TrainJob]:
         for client in self.round.cohort:
             down = self.method.send(self.state, client, self.hub)
@@ -124,8 +132,13 @@ class RoundRunner:
                 if client not in known:
                     known.add(client)
                     self.result.ledger.count_once(name, sum(map(num_bytes, content.tensors.values())))
+            try:
+                row = self.row(client)
+            except Exception as error:  # a first row may be made of the client's data
+                self.unready.append((client, failure(error)))
+                continue
             yield TrainJob(
-                client, self.round, self.row(client), down, self.state.public, self.attempt,
+                client, self.round, row, down, self.state.public, self.attempt,
                 evaluate=client in self.evaluate_local, kinds={name: slot.kind for name, slot in self.slots.items()},
             )  # fmt: skip
 
@@ -216,8 +229,8 @@ def row_of(
 
 
 def in_order(
-    cohort: tuple[ClientId, ...], outcomes: Iterator[tuple[ClientId, Finished | Failure]]
-) -> Iterator[tuple[ClientId, Finished | Failure]]:
+    cohort: tuple[ClientId, ...], outcomes: Iterator[Outcome]
+) -> Iterator[Outcome]:
     """The outcomes in cohort order, whatever order they finish in: sums must not depend on it."""
     early: dict[ClientId, Finished | Failure] = {}
     expected = iter(cohort)

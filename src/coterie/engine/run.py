@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,11 +14,12 @@ import torch
 from coterie.data.examples import Population
 from coterie.engine.answers import Context, conclude
 from coterie.engine.backend import Backend, EvaluateJob, World
-from coterie.engine.check import check_history, check_world
+from coterie.engine.check import check_history, check_same, check_world
 from coterie.engine.checkpoint import CheckpointStore, Progress, commit
 from coterie.engine.choose import after_a_round, choose_backend, choose_device, set_precision
+from coterie.engine.client import Failure, failure
 from coterie.engine.evaluate import score_predictor
-from coterie.engine.folder import RunFolder, evaluation_lines, results, write_json
+from coterie.engine.folder import RunFolder, evaluation_lines, plain, read_json, results, write_json
 from coterie.engine.loop import Loop
 from coterie.engine.pool import Pool
 from coterie.engine.record import client_rows, describe
@@ -97,7 +98,10 @@ class Runner:
         check_world(self.world, guards, settings)
 
     def start(self, *, resume: bool) -> None:
+        record = describe(self.world, self.settings, self.guards, self.choice, self.device, self.total, self.about)
         if resume and self.store.exists():
+            if (before := self.folder.described()) is not None:
+                check_same(before, plain(record))
             self.state, self.progress, problems = self.store.load()
             self.folder.cut_back(self.progress.log_sizes)
             check_history(self.world.plan, self.folder.read("metrics.jsonl"))
@@ -109,10 +113,6 @@ class Runner:
             self.folder.begin()
         if self.progress.round < self.total:
             (self.path / "summary.json").unlink(missing_ok=True)  # of a run with fewer rounds, which now goes on
-        self.describe()
-
-    def describe(self) -> None:
-        record = describe(self.world, self.settings, self.guards, self.choice, self.device, self.total, self.about)
         write_json(self.path / "run.json", record)
 
     def run(self) -> Finish:
@@ -154,7 +154,8 @@ class Runner:
             backend, self.choice = Pool(self.world, found.workers), found
         except ValueError as error:
             self.choice = replace(self.choice, could_use=1, reason=f"worker processes could not start: {error}")
-        self.describe()
+        chosen = {"backend": self.choice.backend, "backend_reason": self.choice.reason, "workers": self.choice.workers}
+        write_json(self.path / "run.json", {**read_json(self.path / "run.json"), **chosen})
         self.watcher.note(f"Backend {self.choice.backend}: {self.choice.reason}.")
         return backend
 
@@ -165,14 +166,15 @@ class Runner:
         self.state = commit(self.store, result.state, result.rows, index + 1)
         self.progress.delivered = result.delivered
         self.cohort_size = len(result.returned) + len(result.left_out)
-        scores = self.evaluate(backend, phase, round, result) if self.evaluated(index) else {}
+        scores, unscored = self.evaluate(backend, phase, round, result) if self.evaluated(index) else ({}, {})
         head = {"round": index + 1, "phase": phase.name}
         lines = evaluation_lines(scores, self.world.metric.directions, head)
         ledgers = [*(few.result.ledger for few in lost), result.ledger]  # what a repeated round sent has crossed all the same
         up, down = (sum(ledger.total(way) for ledger in ledgers) for way in WAYS)
         self.bytes_total += up + down
         seconds = time.perf_counter() - started
-        told = self.left_out(head, result)
+        told = self.of_clients(head, "client_left_out", result.left_out)
+        told += self.of_clients(head, "client_not_evaluated", unscored.items())
         repeated = [line for few in lost for line in self.lost(head, few)]
         numbers = {name: _mean([m[name] for m in result.metrics if name in m]) for name in _names(result.metrics)}
         self.folder.lines("wire.jsonl", [entry for ledger in ledgers for entry in ledger.entries()])
@@ -189,20 +191,21 @@ class Runner:
             self.progress.log_sizes = self.folder.sizes()
             self.store.save(self.state, self.progress)
         for line in told:
-            self.watcher.note(f"Round {index + 1}: client {line['client']} left out: {line['reason']}")
+            what = line["event"].removeprefix("client_").replace("_", " ")
+            self.watcher.note(f"Round {index + 1}: client {line['client']} {what}: {line['reason']}")
         for text in backend.remarks():
             self.watcher.note(text)
         self.watcher.round(index + 1, phase.name, seconds, self.headline(lines), self.bytes_total)
 
-    def left_out(self, head: Mapping[str, Any], result: RoundResult) -> list[dict[str, Any]]:
+    def of_clients(
+        self, head: Mapping[str, Any], event: str, failures: Iterable[tuple[ClientId, Failure]]
+    ) -> list[dict[str, Any]]:
         names = self.world.population.names
-        return [
-            {**head, "event": "client_left_out", "client": c, "name": names[c], "reason": f.reason} for c, f in result.left_out
-        ]
+        return [{**head, "event": event, "client": c, "name": names[c], "reason": failure.reason} for c, failure in failures]
 
     def lost(self, head: Mapping[str, Any], few: TooFew) -> list[dict[str, Any]]:
         """What is told of a round that had too few clients."""
-        return [*self.left_out(head, few.result), {**head, "event": "round_repeated", "reason": str(few)}]
+        return [*self.of_clients(head, "client_left_out", few.result.left_out), {**head, "event": "round_repeated", "reason": str(few)}]
 
     def attempt(self, backend: Backend, phase: Phase, first: int, index: int) -> tuple[RoundResult, list[TooFew]]:
         """The round, repeated with a new cohort when too few come back (never under noise: it counts as spent)."""
@@ -230,7 +233,8 @@ class Runner:
                     self.watcher.note(f"Round {index + 1}: client {client} left out: {failure.reason}")
         last, failures = lost[-1], lost[-1].result.left_out
         reasons = "; ".join(f"client {client} {failure.reason.rstrip('.')}" for client, failure in failures[:3])
-        self.folder.lines("metrics.jsonl", self.left_out({"round": index + 1, "phase": phase.name}, last.result))
+        head = {"round": index + 1, "phase": phase.name}
+        self.folder.lines("metrics.jsonl", self.of_clients(head, "client_left_out", failures))
         cause = next((failure.error for _, failure in failures if failure.error is not None), None)
         raise RunError(
             f"{last} Tried {attempts} time{'' if attempts == 1 else 's'}{': ' if reasons else ''}{reasons}. "
@@ -239,9 +243,10 @@ class Runner:
 
     def evaluate(
         self, backend: Backend, phase: Phase, round: Round, result: RoundResult
-    ) -> dict[tuple[str, str], dict[ClientId, dict[str, float]]]:
-        """(model, split) -> client -> metrics, for the models global, personal and local."""
+    ) -> tuple[dict[tuple[str, str], dict[ClientId, dict[str, float]]], dict[ClientId, Failure]]:
+        """(model, split) -> client -> metrics, for the models global, personal and local; and who can't be evaluated."""
         scores: dict[tuple[str, str], dict[ClientId, dict[str, float]]] = {}
+        failed: dict[ClientId, Failure] = {}
         clients = tuple(sorted(self.chosen(round, round.cohort)))
         hub = hub_of(self.world, round)
         state = with_server_rows(phase.method, self.state, clients, hub)
@@ -252,16 +257,29 @@ class Runner:
                     yield EvaluateJob(client, round, state.public, {}, Message(), predictor)
                     continue
                 fresh = (self.store.clients.version(client) or 0) <= round.index - round.phase_index
-                row = row_of(self.world, phase.method, self.store.clients, client, round, state, fresh=fresh)
+                try:
+                    row = row_of(self.world, phase.method, self.store.clients, client, round, state, fresh=fresh)
+                except Exception as error:  # a first row may be made of the client's data
+                    failed[client] = failure(error)
+                    continue
                 yield EvaluateJob(client, round, state.public, row, phase.method.send(state, client, hub))
 
         predictor = phase.method.global_model(state, hub)
         for model, given in (("global", predictor), ("personal", None)):
             if model == "global" and predictor is None:
                 continue
-            for client, splits in backend.evaluate(jobs(given)):
-                for split, values in splits.items():
+            for client, found in backend.evaluate(jobs(given)):
+                if isinstance(found, Failure):
+                    failed[client] = found
+                    continue
+                for split, values in found.items():
                     scores.setdefault((model, split), {})[client] = values
+        if failed and len(failed) == len(clients):
+            client, why = next(iter(failed.items()))
+            raise RunError(
+                f"No client could be evaluated after round {round.index + 1}: client {client} {why.reason.rstrip('.')}. "
+                f"{self.store.saved} rounds are saved; mend the cause and resume the run."
+            ) from why.error
         for client, own in result.local.items():
             for split, numbers in own.items():
                 scores.setdefault(("local", split), {})[client] = dict(numbers)
@@ -269,7 +287,7 @@ class Runner:
         if predictor is not None and central is not None:
             context = Context(self.world.net, round, Key(self.settings.seed, ("evaluate", "central")))
             scores[("global", "central")] = {-1: conclude(score_predictor(predictor, central, context, self.world.metric))}
-        return {where: dict(sorted(by_client.items())) for where, by_client in scores.items()}
+        return {where: dict(sorted(by_client.items())) for where, by_client in scores.items()}, dict(sorted(failed.items()))
 
     def evaluated(self, index: int) -> bool:
         return (index + 1) % self.settings.eval_every == 0 or index + 1 == self.total
@@ -358,8 +376,8 @@ def with_new_groups(state: ServerState, first: Mapping[str, Any]) -> ServerState
 
 def placed(population: Population, device: torch.device, dtype: torch.dtype) -> Population:
     """The population with its columns on the device, floats in the run's precision."""
-    same = device.type == "cpu" and dtype == torch.float32
-    if same:
+    floats = {column.dtype for table in population.tables() for column in table.values() if column.is_floating_point()}
+    if device.type == "cpu" and dtype == torch.float32 and floats <= {dtype}:
         return population
     decoded = None if dtype == torch.float32 else dtype
     return population.moved(lambda c: c.to(device, dtype if c.is_floating_point() else None), decoded=decoded)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from coterie.engine.loop import Order
 
+BackendName = Literal["auto", "loop", "pool", "stacked"]
 Precision = Literal["fp32", "tf32", "fp64"]
 
 
@@ -15,7 +16,7 @@ class Settings:
     """`eval_clients`: "all" (beyond 200 clients a fixed random 200, and all in the last round), "cohort", or a number."""
 
     seed: int = 0
-    backend: Literal["auto", "loop", "pool", "stacked"] = "auto"
+    backend: BackendName = "auto"
     workers: int | None = None
     width: int = 10
     threads: int = 1
@@ -35,6 +36,9 @@ class Settings:
         for name in ("threads", "width", "eval_every", "checkpoint_every", "min_cohort", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}. Use 1 or more.")
+        for name, known in (("backend", get_args(BackendName)), ("precision", get_args(Precision)), ("order", get_args(Order))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, found '{getattr(self, name)}'. Use one of those.")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers must be at least 1, found {self.workers}. Use for example 2.")
         if self.eval_clients not in ("all", "cohort") and not (self.eval_clients.isdecimal() and int(self.eval_clients) > 0):

@@ -87,6 +87,8 @@ class Train:
             raise ValueError("A Train needs either a loss or turns, not both and not neither. Give loss=... for one loss.")
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"A Train needs epochs or steps, found epochs={self.epochs}, steps={self.steps}. Give one.")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be greater than 0, found {self.clip_norm}. Use for example 10, or None for no clip.")
         if self.epochs is not None and not self.streams:
             raise ValueError("A Train without streams has no passes to count, found epochs and no stream. Give steps=... instead.")
         for fn in (self.loss, *self.terms, *self.adjusts, self.gradient, self.project):

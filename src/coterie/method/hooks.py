@@ -59,7 +59,7 @@ class Method(ABC):
     """A federated method: a frozen dataclass of hyperparameters and these hooks, all without side effects."""
 
     def slots(self, hub: Hub) -> Mapping[str, Slot]:
-        """What a client may send. Anything else is refused at the border."""
+        """What a client may send; with an exchange, under "<exchange>/<group>". Anything else is refused at the border."""
         return {}
 
     def server_state(self, hub: Hub) -> Groups:

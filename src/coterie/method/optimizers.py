@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 Schedule = Literal["constant", "cosine_round", "cosine_step"]
+_SCHEDULES = get_args(Schedule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +18,7 @@ class SGD:
     schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
-        _check_rate(self.lr)
+        _check(self)
         if not 0.0 <= self.momentum < 1.0:
             raise ValueError(f"momentum must lie in [0, 1), found {self.momentum}. Use 0.9, or 0 for none.")
 
@@ -33,12 +34,18 @@ class Adam:
     schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
-        _check_rate(self.lr)
+        _check(self)
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas must lie in [0, 1), found {self.betas}. Use (0.9, 0.999).")
 
 
 Optimizer: TypeAlias = SGD | Adam
 
 
-def _check_rate(lr: float) -> None:
-    if not lr >= 0.0:
-        raise ValueError(f"The learning rate must be a number >= 0, found {lr}. Use for example 0.05.")
+def _check(optim: Optimizer) -> None:
+    if not 0.0 <= optim.lr < float("inf"):
+        raise ValueError(f"The learning rate must be a number >= 0, found {optim.lr}. Use for example 0.05.")
+    if not 0.0 <= optim.weight_decay < float("inf"):
+        raise ValueError(f"weight_decay must be a number >= 0, found {optim.weight_decay}. Use 0.0005, or 0 for none.")
+    if optim.schedule not in _SCHEDULES:
+        raise ValueError(f"schedule must be one of {', '.join(_SCHEDULES)}, found '{optim.schedule}'. Use 'constant' for a fixed rate.")

@@ -61,6 +61,8 @@ class Training:
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"Training needs epochs or steps, found epochs={self.epochs}, steps={self.steps}. Give one.")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be greater than 0, found {self.clip_norm}. Use for example 10, or None for no clip.")
         for name, value in (("epochs", self.epochs), ("steps", self.steps), ("batch_size", self.batch_size)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, found {value}. Use 1 or more.")
@@ -202,7 +204,7 @@ class FedAvg(Method):
 def refuse_nothing_private(method: FedAvg, net: Net) -> None:
     """A method that keeps nothing back would be FedAvg under another name."""
     if method.private is not no_names and not method.private(net):
-        found = getattr(method.private, "__name__", repr(method.private))
+        found = getattr(method.private, "__name__", repr(method.private)).removesuffix("_names")
         raise ValueError(
             f"{type(method).__name__} keeps the {found} of a net on the client, but this net has none, so it would be FedAvg. "
             "Use a net with such layers (resnet8 has batch norms and a head), or FedAvg."

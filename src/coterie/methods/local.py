@@ -39,6 +39,9 @@ class Local(Method):
             row |= {f"memory/{name}": values for name, values in got.memory.items()}
         return row, Message()
 
+    def send(self, state: ServerState, client: int, hub: Hub) -> Message:
+        return Message()
+
     def personal(self, mine: Groups, down: Message, site: Site) -> Predictor:
         return predictor({"own": mine["own"]}, mine.get("buffers", {}))
 

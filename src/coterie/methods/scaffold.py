@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from coterie.message import Message, Slot
-from coterie.method import SGD, ClientRun, Cohort, Everyone, Hub, Phase, Plan, Site, Train, Wrapper, editing
+from coterie.method import SGD, ClientRun, Cohort, Everyone, Hub, Phase, Plan, ServerRun, Site, Train, Wrapper, as_run, editing
 from coterie.methods.fedavg import Buffers, FedAvg, Training
 from coterie.states import ServerState
 from coterie.tensors import Groups, add, scale, sub, tmap, zeros_like
@@ -35,6 +35,11 @@ class Scaffold(Wrapper):
 
     def slots(self, hub: Hub) -> Mapping[str, Slot]:
         inner = self.inner.slots(hub)
+        if "shared" not in inner:
+            raise ValueError(
+                f"SCAFFOLD corrects what is shared and averaged, but {type(self.inner).__name__} sends {sorted(inner) or 'nothing'}. "
+                "Wrap a method with a 'shared' slot, such as FedAvg or Fable."
+            )
         control = Slot(inner["shared"].spec, kind="change", reduce="sum")
         return {**inner, "control": control}
 
@@ -64,9 +69,8 @@ class Scaffold(Wrapper):
         new = add(sub(c_i, c), scale(moved, 1.0 / run.lr_sum["shared"]))  # Alg. 1, line 12, option II
         return {**row, "control": new}, replace(up.plus(control=sub(new, c_i)), weight=None)
 
-    def absorb(self, state: ServerState, mean: Message | None, each: Mapping[int, Message], hub: Hub) -> ServerState:
-        after = self.inner.absorb(state, mean, each, hub)
-        assert isinstance(after, ServerState), "a method that asks in absorb can't be wrapped by Scaffold yet"
+    def absorb(self, state: ServerState, mean: Message | None, each: Mapping[int, Message], hub: Hub) -> ServerRun:
+        after: ServerState = yield from as_run(self.inner.absorb(state, mean, each, hub))
         if mean is None:
             return after
         step = scale(mean["control"], 1.0 / hub.round.num_clients)

@@ -76,7 +76,7 @@ class Net:
 
     @property
     def num_outputs(self) -> int:
-        return int(self.params[self.head_names[0]].shape[0])
+        return int(self.params[self.head_names[-1]].shape[0])  # of the last layer, in a head of several
 
     @property
     def groups(self) -> Mapping[str, tuple[str, ...]]:

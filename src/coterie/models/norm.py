@@ -33,20 +33,29 @@ class BatchNorm(nn.Module):
         self.rows: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and (self.selective or self.masked):
+        several = x.numel() > x.shape[1]  # one value per channel has no variance: it is normalised as in evaluation
+        if self.training and several and (self.selective or self.masked):
             return self._by_hand(x)
         return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training and several, self.momentum, self.eps
         )
+
+    def fix_scale(self) -> None:
+        """No scale and no shift to train: the ones and zeros become constants."""
+        for name in ("weight", "bias"):
+            value = getattr(self, name).detach()
+            delattr(self, name)
+            self.register_buffer(name, value, persistent=False)
 
     def _by_hand(self, x: Tensor) -> Tensor:
         shape = [1, -1] + [1] * (x.dim() - 2)
         mean, var, count = self._statistics(x)
-        used_mean = torch.where(self.live, mean, self.running_mean)
-        used_var = torch.where(self.live, var, self.running_var)
+        live = self.live & (count > 1)
+        used_mean = torch.where(live, mean, self.running_mean)
+        used_var = torch.where(live, var, self.running_var)
         scale = self.weight * torch.rsqrt(used_var + self.eps)
         out = (x - used_mean.view(shape)) * scale.view(shape) + self.bias.view(shape)
-        step = self.momentum * self.live.to(mean.dtype)
+        step = self.momentum * live.to(mean.dtype)
         unbiased = var.detach() * (count / (count - 1).clamp(min=1))
         self.running_mean += step * (mean.detach() - self.running_mean)
         self.running_var += step * (unbiased - self.running_var)
@@ -69,11 +78,17 @@ def own_batch_norms(module: nn.Module) -> nn.Module:
     """Replace torch's batch norms by ours, keeping names and values."""
     for name, child in module.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
-            ours = BatchNorm(child.num_features, child.eps, 0.1 if child.momentum is None else child.momentum)
+            if child.momentum is None or child.running_mean is None or child.running_var is None:
+                raise ValueError(
+                    f"The batch norm '{name}' keeps no running statistics with a fixed momentum, found {child}. "
+                    "Build it with track_running_stats=True and momentum=0.1, or use a group norm."
+                )
+            ours = BatchNorm(child.num_features, child.eps, child.momentum)
             if child.affine:
                 ours.weight, ours.bias = child.weight, child.bias
-            if child.running_mean is not None and child.running_var is not None:
-                ours.running_mean, ours.running_var = child.running_mean, child.running_var
+            else:
+                ours.fix_scale()
+            ours.running_mean, ours.running_var = child.running_mean, child.running_var
             setattr(module, name, ours)
         else:
             own_batch_norms(child)

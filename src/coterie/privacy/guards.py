@@ -37,10 +37,15 @@ class Guards:
     audit_seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not self.clip > 0:
+        if self.clip is not None and not 0 < self.clip < math.inf:
             raise ValueError(f"clip must be greater than 0, found {self.clip}. Use for example 1.0, or leave it out.")
-        if not self.noise >= 0:
+        if not 0 <= self.noise < math.inf:
             raise ValueError(f"noise must be at least 0, found {self.noise}. Use for example 0.5, or 0 for none.")
+        for name, value in (("n_max", self.n_max), ("kappa", self.kappa), ("min_cohort", self.min_cohort)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be greater than 0, found {value}. Use the default, or a number above 0.")
+        if self.split not in ("full", "share"):
+            raise ValueError(f"split must be full or share, found '{self.split}'. Use 'full' for whole noise on every client.")
         if self.noise and self.clip is None:
             raise ValueError("Noise without a clip bounds nothing: found noise > 0 and no clip. Set clip as well.")
 

@@ -77,7 +77,7 @@ def _select(
 def _plan(method: str, training: Training, rounds: int, anchors: int, who: Cohort) -> Plan:
     name, own = VARIANTS.get(method, (method, {}))
     own = {**own, "anchors": anchors} if name == "fable" else own
-    return build_plan(name, rounds, training, "average", who, own)
+    return build_plan(name, rounds, training, "average", who, own, (3, 32, 32))
 
 
 def _with_rate(training: Training, lr: float) -> Training:

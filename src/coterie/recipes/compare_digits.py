@@ -10,33 +10,41 @@ from coterie import methods as known_methods
 from coterie.method import SGD, Cohort, Everyone, Fixed, Plan
 from coterie.methods.fedavg import Training
 from coterie.metrics.classification import Classification
+from coterie.models.nets import resnet8
 from coterie.options import convert, nearest, options_of
 from coterie.recipes.quickstart import digits
-from coterie.recipes.session import Session, pooled
+from coterie.recipes.session import Session, pooled, seeded
 
-COMMON = ("rounds", "training", "buffers", "cohort")  # what makes a comparison fair
+COMMON = ("rounds", "training", "buffers", "cohort", "input_shape")  # what makes a comparison fair
+SHAPE = (1, 8, 8)
+NEED_PICTURES = ("fedbn", "fedxds")  # batch norms, or a convolution to trace pixels through
 
 
 def compare_digits(
     session: Session, *, methods: tuple[str, ...] = ("local", "fedavg", "fable"), rounds: int = 30, clients: int = 10,
     beta: float = 0.1, cohort: int | None = None, lr: float = 0.3, momentum: float = 0.0, epochs: int = 2,
-    batch_size: int = 32, buffers: Literal["average", "local", "server"] = "average", knobs: tuple[str, ...] = (),
+    batch_size: int = 32, net: Literal["mlp", "resnet8"] | None = None,
+    buffers: Literal["average", "local", "server"] = "average", knobs: tuple[str, ...] = (),
 ) -> None:  # fmt: skip
-    """Methods side by side on handwritten digits: same clients, same start, same local work.
+    """Methods side by side on handwritten digits: same clients, same net and start, same local work.
 
     --methods fedavg,scaffold,ditto     which ones (coterie list)
+    --net                               of all of them; fedbn and fedxds need resnet8 (default: what they need)
     --knobs fedprox.mu=0.1,ditto.lam=1  settings of single methods
     """
-    population, net = digits(clients, beta, session.settings.seed)
+    seed = session.settings.seed
+    population, small = digits(clients, beta, seed)
+    pictures = net == "resnet8" or (net is None and any(name in NEED_PICTURES for name in methods))
+    model = seeded(seed, resnet8, SHAPE[0], 10) if pictures else small
     training = Training(optim=SGD(lr=lr, momentum=momentum), epochs=epochs, batch_size=batch_size)
-    plans = build_plans(methods, rounds, training, buffers, cohort, len(population), knobs)
+    plans = build_plans(methods, rounds, training, buffers, cohort, len(population), knobs, SHAPE)
     instead = {"centralized": pooled(population)}
-    session.run_all(plans, population, net=net, metric=Classification(10), instead=instead)
+    session.run_all(plans, population, net=model, metric=Classification(10), instead=instead)
 
 
 def build_plans(
     names: Sequence[str], rounds: int, training: Training, buffers: str, cohort: int | None, num_clients: int,
-    knobs: Sequence[str] = (),
+    knobs: Sequence[str], input_shape: tuple[int, ...],
 ) -> dict[str, Plan]:  # fmt: skip
     """The plan of every method, all with the same training; each also takes what it alone knows."""
     if not names:
@@ -46,12 +54,14 @@ def build_plans(
         raise ValueError(f"The method '{twice[0]}' is given {names.count(twice[0])} times. Give every method once.")
     who = check_cohort(cohort, num_clients)
     own = read_knobs(knobs, names)
-    return {name: build_plan(name, rounds, training, buffers, who, own.get(name, {})) for name in names}
+    return {name: build_plan(name, rounds, training, buffers, who, own.get(name, {}), input_shape) for name in names}
 
 
-def build_plan(name: str, rounds: int, training: Training, buffers: str, cohort: Cohort, own: Mapping[str, Any]) -> Plan:
+def build_plan(
+    name: str, rounds: int, training: Training, buffers: str, cohort: Cohort, own: Mapping[str, Any], input_shape: tuple[int, ...]
+) -> Plan:
     function = find_method(name)
-    common = {"rounds": rounds, "training": training, "buffers": buffers, "cohort": cohort}
+    common = {"rounds": rounds, "training": training, "buffers": buffers, "cohort": cohort, "input_shape": input_shape}
     known = inspect.signature(function).parameters
     given = {**{key: value for key, value in common.items() if key in known}, **own}
     needed = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in given]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from coterie.data.examples import Population, View, whole
+from coterie.data.examples import Finding, Population, View, whole
 from coterie.engine.check import check, check_history
 from coterie.engine.folder import write_json
 from coterie.engine.run import Finish, run
@@ -43,6 +43,7 @@ class Session:
     rehearsal: bool = False
     finished: dict[str, Finish] = field(default_factory=dict)
     made: tuple[Path, ...] = ()
+    told: set[Finding] = field(default_factory=set)
 
     @classmethod
     def open(cls, recipe: str, values: Mapping[str, Any], settings: Settings, out: Path | None, resume: bool = False) -> Session:
@@ -81,9 +82,14 @@ class Session:
         if self.rehearsal:
             raise Rehearsed
         self.write_recipe()
-        about = {"recipe": self.recipe, "method": method, "values": dict(self.values)}
+        leaks = [asdict(finding) for finding in population.findings]
+        about = {"recipe": self.recipe, "method": method, "values": dict(self.values), "leak_check": leaks}
         rounds = sum(phase.rounds for phase in plan)
         with Progress(rounds, name or method, metric.main, quiet=settings.quiet) as progress:
+            for finding in population.findings:
+                if finding.level != "note" and finding not in self.told:
+                    progress.note(f"Leak check: {finding.text}.")
+                    self.told.add(finding)
             if self.resume and rounds_finished(path) == rounds:
                 progress.note(f"finished already, {rounds} rounds")
             finish = run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -35,7 +36,7 @@ from coterie.recipes.compare_digits import check_cohort
 from coterie.recipes.session import Session, seeded
 from coterie.report.video import Panel, Provenance, check_reason, write_sheet, write_video
 from coterie.states import Content
-from coterie.tensors import Groups, Tensors
+from coterie.tensors import Groups, Tensors, num_elements
 
 _DRAWS = 8  # (t, eps) per clip when the final losses are measured
 _SHOWN = 4  # clients in the video
@@ -43,13 +44,14 @@ _SERVER_ROUNDS = 5  # in which each part of the model is trained: after each of 
 
 
 def walk_privfedtalk(
-    session: Session, *, rounds: int = 10, speakers: int = 8, cohort: int | None = None, public_speakers: int = 128,
+    session: Session, *, rounds: int = 10, clients: int = 8, cohort: int | None = None, public_speakers: int = 128,
     autoencoder_steps: int = 1000, backbone_steps: int = 900, rank: int = 8, consistency: float = 0.05, sharpness: float = 0.5,
     freeze_a: bool = False, clip: float | None = None, noise: float = 0.0, fresh_noise: bool = False, sampler_steps: int = 8,
     unmarked_because: str | None = None,
 ) -> None:  # fmt: skip
     """A talking-head diffusion trained on public drawn speakers, then adapters for others; with a marked video.
 
+    --clients 8              speakers of the federation, one per client
     --clip 1 --noise 0.5     bound what one speaker can change, and hide it in noise (printed, no bar)
     --fresh-noise            noise from the operating system; without it a seed makes the run repeatable and protects nobody
     --backbone-steps 5000    train the public model for longer (better pictures)
@@ -58,7 +60,7 @@ def walk_privfedtalk(
     --unmarked-because TEXT  leave the visible mark out of the video, for a reason that is written into the file
     """
     seed = session.settings.seed
-    population = procedural_talking_heads(Key(seed, ("heads",)), num_clients=speakers, num_public=public_speakers)
+    population = procedural_talking_heads(Key(seed, ("heads",)), num_clients=clients, num_public=public_speakers)
     net = seeded(seed, talking_head)
     least = {"autoencoder_steps": autoencoder_steps, "backbone_steps": backbone_steps, "sampler_steps": sampler_steps}
     for name, steps in least.items():
@@ -66,7 +68,7 @@ def walk_privfedtalk(
             raise ValueError(f"{name} must be at least 1, found {steps}. Leave it out for the default.")
     check_reason(unmarked_because)
     plan = privfedtalk(
-        rounds=rounds, cohort=check_cohort(cohort, speakers), rank=rank, consistency=consistency, sharpness=sharpness, n_max=24,
+        rounds=rounds, cohort=check_cohort(cohort, clients), rank=rank, consistency=consistency, sharpness=sharpness, n_max=24,
         freeze_a=freeze_a, sampler_steps=sampler_steps, autoencoder_rounds=_SERVER_ROUNDS, backbone_rounds=_SERVER_ROUNDS,
         autoencoder_training=replace(AUTOENCODER_TRAINING, steps=-(-autoencoder_steps // _SERVER_ROUNDS)),
         backbone_training=replace(BACKBONE_TRAINING, steps=-(-backbone_steps // _SERVER_ROUNDS)),
@@ -79,6 +81,9 @@ def walk_privfedtalk(
         heads = Heads(finish, population, net, method, sampler_steps)
         measured = heads.measured()
         measured["bars"] = bars(measured) if clip is None and not noise else None
+        numbers = num_elements(heads.untrained)
+        length = guards.noise_std * math.sqrt(numbers / (cohort or clients))  # of a mean of weights 1; smaller weights add more
+        measured["privacy"] = finish.summary["privacy"] and {**finish.summary["privacy"], "numbers": numbers, "noise_length": length}
         write_json(session.out / "talking.json", measured)
         written = heads.shown(session.out, unmarked_because)
     if not session.settings.quiet:
@@ -184,12 +189,10 @@ def compared(clips_of: Tensors, found: dict[str, list[Tensor]], loss: str) -> di
     """Adapter against none: the paired interval over clips, and over clients (whose clips are no independent draws)."""
     after, before = clips_of[f"adapter/{loss}"], clips_of[f"untrained/{loss}"]
     means = {name: [float(v.double().mean()) for v in found[f"{name}/{loss}"]] for name in ("adapter", "untrained")}
-    over_clips, over_clients = paired(after.tolist(), before.tolist()), paired(means["adapter"], means["untrained"])
-    return {
-        "lower_by": 1.0 - float(after.mean() / before.mean()),
-        "over_clips": {"difference": over_clips.difference, "low": over_clips.low, "high": over_clips.high},
-        "over_clients": {"difference": over_clients.difference, "low": over_clients.low, "high": over_clients.high},
-    }
+    pairs = {"over_clips": (after.tolist(), before.tolist()), "over_clients": (means["adapter"], means["untrained"])}
+    tests = {over: paired(*two) for over, two in pairs.items() if len(two[0]) > 1}  # one client has no spread over clients
+    intervals = {over: {"difference": t.difference, "low": t.low, "high": t.high} for over, t in tests.items()}
+    return {"lower_by": 1.0 - float(after.mean() / before.mean()), **intervals}
 
 
 def bars(measured: dict[str, Any]) -> dict[str, bool]:
@@ -213,17 +216,25 @@ def tell(measured: dict[str, Any], written: list[Path]) -> None:
     console.print(table)
     loss, public = measured["loss"], measured["backbone_on_public"]
     interval = ", ".join(
-        f"[{loss[over]['low']:.4f}, {loss[over]['high']:.4f}] {over.replace('_', ' ')}" for over in ("over_clips", "over_clients")
+        f"[{loss[over]['low']:.4f}, {loss[over]['high']:.4f}] {over.replace('_', ' ')}"
+        for over in ("over_clips", "over_clients")
+        if over in loss
     )
     console.print(
-        f"The adapter lowers the loss by {100 * loss['lower_by']:.1f} %; difference {loss['over_clips']['difference']:.4f}, "
+        f"The adapter {'lowers' if loss['lower_by'] >= 0 else 'raises'} the loss by {100 * abs(loss['lower_by']):.1f} %; "
+        f"difference {loss['over_clips']['difference']:.4f}, "
         f"95 % {interval}. The backbone on public speakers: {public['loss']:.3f} of predicting zero "
         f"({public['velocity']:.3f} in velocity).",
         soft_wrap=True,
     )
+    if measured["privacy"]:
+        told = "clip {clip:g}, noise {noise:g}: {note}.".format(**measured["privacy"])
+        told += " --fresh-noise draws it from the operating system." if "protects nobody" in told else ""
+        size = "In each round the noise on the mean of {numbers:,} numbers is at least {noise_length:.3g} long, a client's change at most {clip:g}."
+        console.print(told, size.format(**measured["privacy"]) if measured["privacy"]["noise"] else "", soft_wrap=True)
     for bar, holds in (measured["bars"] or {}).items():
         console.print(f"  {'holds' if holds else '[bold]does not hold[/]'}: {bar}")
     if not any(path.suffix == ".mp4" for path in written):
         console.print("No video: that needs PyAV. Install it with: pip install 'coterie[talk]'", markup=False)
     for path in written:
-        console.print(f"Wrote {path}")
+        console.print(f"Wrote {path}", markup=False, soft_wrap=True)  # a path may hold [brackets], and is copied whole

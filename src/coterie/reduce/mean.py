@@ -19,10 +19,10 @@ class Fold:
     `premultiplied`: the Messages hold w x already (the guards multiplied before they added noise).
     """
 
-    def __init__(self, slots: Mapping[str, Slot], *, premultiplied: bool, expected: int) -> None:
+    def __init__(self, slots: Mapping[str, Slot], *, premultiplied: bool, expected: float) -> None:
         self._slots = slots
         self._premultiplied = premultiplied
-        self._floor = _SMALLEST_MEAN_WEIGHT * max(expected, 1) if premultiplied else 0.0
+        self._floor = _SMALLEST_MEAN_WEIGHT * max(expected, 1.0) if premultiplied else 0.0
         self._sums: Groups = {}
         self._dtypes: dict[str, dict[str, torch.dtype]] = {}
         self._scalars: Tensors = {}

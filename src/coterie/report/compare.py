@@ -58,7 +58,7 @@ def compare_runs(
         found = sorted({f"{name} {number}" for run in runs for name, entry in run.results.items() for number in entry})
         raise ValueError(
             f"No run has the metric '{metric}' of the {model} model on test. "
-            f"Found: {', '.join(found) or 'no results yet'}. Choose one of these with model= and metric=."
+            f"Found: {', '.join(found) or 'no results yet'}. Choose a model and a metric among these."
         )
     missing = [f"{run.method}, seed {run.seed}: no {model} {metric}; left out." for run in runs if run not in with_model]
     groups, notes = group_runs(with_model)

@@ -43,7 +43,7 @@ def _head(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     shared = conditions(runs[0])
     seeds = sorted({run.seed for run in runs})
     seed_words = f"seed {seeds[0]}" if len(seeds) == 1 else f"{count(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
-    facts = [clients_words(runs[0]), f"{shared['rounds']} rounds", seed_words]
+    facts = [clients_words(runs[0]), count(int(shared["rounds"]), "round"), seed_words]
     open_runs = [run for run in runs if not run.finished]
     going = f'<div class="badge">{count(len(open_runs), "run")} not finished</div>' if open_runs else ""
     parts = [

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from types import TracebackType
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, TaskID, TextColumn
@@ -13,6 +14,7 @@ from rich.progress import Progress as Bars
 
 from coterie.report.wording import duration, megabytes, metric_name, show
 
+BAR = 18  # characters, where the terminal is wide enough
 REMEMBERED = 10  # rounds that the expected end is computed from: phases and cohorts change, old rounds mislead
 
 
@@ -31,9 +33,10 @@ class Progress:
         self._recent: deque[float] = deque(maxlen=REMEMBERED)
         self._spent = 0.0
         self._live = self._console.is_terminal and not quiet
+        self._bar = BarColumn(bar_width=BAR)
         self._bars = Bars(
             TextColumn("[bold]{task.description}[/]"),
-            BarColumn(bar_width=18),
+            self._bar,
             TextColumn("{task.fields[words]}"),
             console=self._console,
             refresh_per_second=4,
@@ -57,16 +60,25 @@ class Progress:
             return
         self._recent.append(seconds)
         self._spent += seconds
-        words = self._words(index, phase, seconds, value, bytes_total)
         if self._task is not None:
-            self._bars.update(self._task, completed=index, words=escape(words))
+            self._bars.update(self._task, completed=index, words=escape(self._fitted(index, phase, seconds, value, bytes_total)))
         else:
+            words = self._words(index, phase, seconds, value, bytes_total)
             self._console.print(f"{escape(self._label)}  {escape(words)}", soft_wrap=True)
 
     def note(self, text: str) -> None:
         """A line of its own, above the live one."""
         if not self._quiet:
             self._console.print(escape(f"{self._label}: {text}"), soft_wrap=True)
+
+    def _fitted(self, index: int, phase: str, seconds: float, value: float | None, bytes_total: int) -> str:
+        """The words for one line of the terminal: the bar gives way first, then the phase; the expected end stands last."""
+        room = self._console.width - cell_len(self._label) - len("  ")
+        words = self._words(index, phase, seconds, value, bytes_total)
+        if cell_len(words) >= room:
+            words = self._words(index, "", seconds, value, bytes_total)
+        self._bar.bar_width = max(1, min(BAR, room - cell_len(words)))
+        return words
 
     def _words(self, index: int, phase: str, seconds: float, value: float | None, bytes_total: int) -> str:
         parts = [f"round {index}/{self._total}", phase]

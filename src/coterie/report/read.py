@@ -7,7 +7,19 @@ import math
 from pathlib import Path
 
 from coterie.metrics import Direction, better, over_clients
-from coterie.report.records import Record, number, numbers, read_lines, read_record, record, records, strings, text, whole
+from coterie.report.records import (
+    Record,
+    as_number,
+    number,
+    numbers,
+    read_lines,
+    read_record,
+    record,
+    records,
+    strings,
+    text,
+    whole,
+)
 from coterie.report.run import ClientResult, ClientSizes, Cost, Event, Point, Result, Run, Wire
 
 POINT_KEYS = {"round", "clients", "seconds"}  # numbers of a metrics line that are no metric
@@ -79,11 +91,8 @@ def _directions(info: Record) -> dict[str, Direction]:
 
 
 def _point(line: Record) -> Point:
-    values = {
-        key: float(value)
-        for key, value in line.items()
-        if key not in POINT_KEYS and isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    found = {key: as_number(value) for key, value in line.items() if key not in POINT_KEYS}
+    values = {key: value for key, value in found.items() if value is not None}
     return Point(
         round=whole(line, "round"),
         phase=text(line, "phase"),
@@ -141,7 +150,7 @@ def _sizes(client: Record) -> ClientSizes:
         train=whole(client, "train"),
         validation=whole(client, "validation"),
         test=whole(client, "test"),
-        counts=tuple(int(count) for count in counts if isinstance(count, int | float)) if isinstance(counts, list) else (),
+        counts=tuple(whole({"count": count}, "count") for count in counts) if isinstance(counts, list) else (),
     )
 
 
@@ -154,7 +163,7 @@ def _read_clients(path: Path) -> tuple[list[ClientResult], int]:
         for line in csv.DictReader(file):
             try:
                 rows.append(_client_row(line))
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError):
                 broken += 1
     return rows, broken
 

@@ -48,8 +48,18 @@ def read_lines(path: Path) -> tuple[list[Record], int]:
 
 
 def number(record: Record, key: str, default: float = math.nan) -> float:
-    value = record.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+    found = as_number(record.get(key))
+    return default if found is None else found
+
+
+def as_number(value: Json) -> float | None:
+    """A number of any size; None for everything else."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # JSON knows whole numbers of any length
+        return math.inf if value > 0 else -math.inf
 
 
 def whole(record: Record, key: str, default: int = 0) -> int:
@@ -81,10 +91,8 @@ def strings(parent: Record, key: str) -> list[str]:
 
 def numbers(parent: Record, key: str) -> dict[str, float]:
     """The numeric entries of a nested object, in their order."""
-    inner = record(parent, key)
-    return {
-        name: float(value) for name, value in inner.items() if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    found = {name: as_number(value) for name, value in record(parent, key).items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def knob_words(value: Json) -> str:

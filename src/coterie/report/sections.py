@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from coterie.metrics import better
@@ -10,7 +11,7 @@ from coterie.report import markup
 from coterie.report.charts import Dots, Line, client_dots, from_zero, lines, quantiles, rounds_axis
 from coterie.report.partition_picture import partition_svg
 from coterie.report.plot import Axis, around
-from coterie.report.records import record, strings
+from coterie.report.records import record, records, strings, text
 from coterie.report.run import MODELS, ClientResult, Run
 from coterie.report.wording import count, duration, is_share, megabytes, metric_name, reader, show, show_tick
 
@@ -145,10 +146,10 @@ def data_section(runs: Sequence[Run]) -> str:
     if not sizes:
         return ""
     trains = sorted(size.train for size in sizes)
-    smallest, median, largest = trains[0], trains[len(trains) // 2], trains[-1]
+    smallest, median, largest = trains[0], statistics.median(trains), trains[-1]
     validation, test = sum(size.validation for size in sizes), sum(size.test for size in sizes)
     words = (
-        f"{count(len(sizes), 'client')} with {smallest:,} to {largest:,} training examples (median {median:,}), "
+        f"{count(len(sizes), 'client')} with {smallest:,} to {largest:,} training examples (median {median:,.0f}), "
         f"{sum(trains):,} in all; {validation:,} for validation and {test:,} for test."
     )
     if any(other.population != run.population for other in runs):
@@ -158,7 +159,15 @@ def data_section(runs: Sequence[Run]) -> str:
         classes = strings(record(run.info, "population"), "classes") or [str(i) for i in range(len(sizes[0].counts))]
         svg = partition_svg([size.counts for size in sizes], [size.name for size in sizes], classes)
         picture = f'<figure class="wide"><div class="partition">{svg}</div></figure>'
-    return markup.paragraph(words) + picture
+    return markup.paragraph(words) + _leak_words(run) + picture
+
+
+def _leak_words(run: Run) -> str:
+    """What the leak check of the data found, where the run says that there was one."""
+    if not isinstance(run.info.get("leak_check"), list):
+        return ""
+    found = [text(finding, "text") for finding in records(run.info, "leak_check")]
+    return markup.paragraph(f"Leak check: {'; '.join(found) or 'nothing found'}.", "note")
 
 
 def cost_section(run: Run) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 from coterie.report import markup
 from coterie.report.media import media_section
@@ -90,8 +91,8 @@ def _tiles(run: Run) -> str:
 
 
 def _median_words(run: Run) -> str:
-    known = sorted(cost.seconds for cost in run.costs if math.isfinite(cost.seconds))
-    return f"{duration(known[len(known) // 2])} per round" if known else "no round yet"
+    known = [cost.seconds for cost in run.costs if math.isfinite(cost.seconds)]
+    return f"{duration(statistics.median(known))} per round" if known else "no round yet"
 
 
 def colour_of(model: str) -> int:

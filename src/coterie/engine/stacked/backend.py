@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
-from coterie.engine.answers import Question, as_examples, reply_to
+from coterie.engine.answers import Asking, Question, reply_to
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
+from coterie.engine.client import Failure, failure
 from coterie.engine.loop import Runs, advance, client_run, converse, evaluation
 from coterie.engine.stacked.answer import Member, padding_matters, sweep_stacked, train_stacked
 from coterie.engine.stacked.signature import Signature, signature
@@ -36,9 +37,10 @@ class Stacked:
         waves = ({job.client: client_run(self._world, job) for job in wave} for wave in _waves(jobs, self._width))
         return converse(waves, self._side_by_side, answer)
 
-    def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores]]:
+    def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores | Failure]]:
         for wave in _waves(jobs, self._width):
-            yield from self._side_by_side({job.client: evaluation(self._world, job) for job in wave}, {})
+            runs = {job.client: _kept(evaluation(self._world, job)) for job in wave}
+            yield from self._side_by_side(runs, {})
 
     def remarks(self) -> list[str]:
         told, self._remarks = self._remarks, []
@@ -91,7 +93,7 @@ class Stacked:
         except TypeError as error:
             self._remark(question, str(error))
             return None
-        if kind in self._alone or has_a_single_row(question):
+        if kind in self._alone:
             return None
         return (kind, question.context.round)
 
@@ -129,13 +131,12 @@ class Stacked:
             self._remarks.append(text)
 
 
-def has_a_single_row(question: Question) -> bool:
-    """Whether a batch holds one example only: batch norm may refuse that, which masks would hide."""
-    ask, net = question.ask, question.context.net
-    if not (isinstance(ask, Train) and net.norm_names):
-        return False
-    sizes = [len(as_examples(stream)) for stream in ask.streams.values()]
-    return any(size % ask.batch_size == 1 or ask.batch_size == 1 for size in sizes)
+def _kept(run: Asking) -> Asking:
+    """An evaluation that fails says so, instead of ending the round."""
+    try:
+        return (yield from run)
+    except Exception as error:
+        return failure(error)
 
 
 def _tried(question: Question) -> Any:

@@ -88,6 +88,8 @@ class PrivFedTalk(Method):
                 raise ValueError(f"{name} must be at least 1, found {value}. Use 1 or more.")
         if not 0.0 <= self.identity_share <= 1.0:
             raise ValueError(f"identity_share must lie in [0, 1], found {self.identity_share}. Use 0.7, or 0 for stability alone.")
+        if not self.consistency >= 0.0:
+            raise ValueError(f"consistency must be at least 0, found {self.consistency}. Use 0.05, or 0 to leave L_tdc out.")
         if not self.sharpness >= 0.0:
             raise ValueError(f"sharpness must be at least 0, found {self.sharpness}. Use 0.5, or 0 to count by size alone.")
         if self.target not in ("noise", "velocity"):
