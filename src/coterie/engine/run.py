@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -338,7 +339,7 @@ def summarise_run(runner: Runner) -> dict[str, Any]:
         "clients": clients,
         "results": results(runner.folder.read("metrics.jsonl"), metric.main, metric.directions),
         "bytes": {"up": up, "down": down, "once": once, "up_per_client": up / clients, "down_per_client": down / clients},
-        "seconds": {"total": sum(seconds), "per_round_median": sorted(seconds)[len(seconds) // 2] if seconds else None},
+        "seconds": {"total": sum(seconds), "per_round_median": statistics.median(seconds) if seconds else None},
         "backend": runner.choice.backend,
         "privacy": None if guards.clip is None else {
             "clip": guards.clip, "noise": guards.noise, "split": guards.split, "epsilon": None,
