@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import statistics
+import subprocess
+import sys
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ from cases import TRAINING, Toy, norm_net
 from play import assert_same
 from torch import nn
 
+from coterie.data.examples import Finding
 from coterie.engine.record import knobs
 from coterie.engine.settings import Settings
 from coterie.message import Message, Slot
@@ -109,3 +115,41 @@ def test_an_optimiser_for_each_group_is_told_in_full() -> None:
     training = Training(optim={"shared": SGD(lr=0.1), "private": SGD(lr=0.1, momentum=0.9)})  # type: ignore[arg-type]
     told = knobs(training)["optim"]
     assert (told["shared"]["momentum"], told["private"]["momentum"]) == (0.0, 0.9)
+
+
+def test_the_median_of_an_even_number_of_rounds_is_the_median(tmp_path: Path) -> None:
+    finish = Toy().run(fedavg(rounds=4, training=TRAINING), tmp_path / "run")
+    events = [json.loads(line) for line in (finish.path / "metrics.jsonl").read_text().splitlines()]
+    seconds = [line["seconds"] for line in events if line.get("event") == "round"]
+    assert finish.summary["seconds"]["per_round_median"] == statistics.median(seconds)
+
+
+def test_what_a_leak_check_found_is_told_without_a_recipe_too(tmp_path: Path) -> None:
+    found = Finding("leak", "exact", 3, "3 rows of the test part are in a train part")
+    toy_ = Toy(population=lambda: replace(toy.population(), findings=(found,)))
+    finish = toy_.run(fedavg(rounds=1, training=TRAINING), tmp_path / "run")
+    assert json.loads((finish.path / "run.json").read_text())["leak_check"] == [asdict(found)]
+    unchecked = Toy().run(fedavg(rounds=1, training=TRAINING), tmp_path / "unchecked")
+    assert "leak_check" not in json.loads((unchecked.path / "run.json").read_text())
+
+
+def test_names_of_clients_are_utf8_whatever_the_locale(tmp_path: Path) -> None:
+    """In a process of its own, since Python decides about encodings when it starts."""
+    script = tmp_path / "script.py"
+    script.write_text(NAMED, encoding="utf-8")
+    tests = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": os.pathsep.join([*sys.path, tests])}
+    subprocess.run([sys.executable, str(script), str(tmp_path / "run")], check=True, env=environment, timeout=120)
+    assert "Zoë" in (tmp_path / "run" / "clients.csv").read_text(encoding="utf-8")
+
+
+NAMED = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+import toy
+from cases import TRAINING, Toy
+from coterie.methods import fedavg
+population = lambda: replace(toy.population(), names=("Zo\u00eb", "b", "c", "d"))
+Toy(population=population).run(fedavg(rounds=1, training=TRAINING), Path(sys.argv[1]))
+"""

@@ -8,11 +8,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from cases import ROTA, TRAINING, Toy, case_of, cohorts_of, norm_net
-from play import Play, StopAfter, again, assert_same, record, replace_methods
+from play import Play, StopAfter, again, assert_same, record, replace_methods, tensors_of
 from torch import Tensor
 
 from coterie import methods
@@ -65,6 +66,22 @@ def test_a_pool_carries_anchors_server_rows_and_public_content(name: str, play_o
     assert_same(play_of(name).finish, finish)
     for log in ("clients.csv", "wire.jsonl"):
         assert (finish.path / log).read_bytes() == (play_of(name).finish.path / log).read_bytes()
+
+
+@every_method
+def test_clients_side_by_side_give_the_loops_numbers(name: str, play_of: Callable[[str], Play], tmp_path: Path) -> None:
+    """Backend stacked in float64: everything that is remembered to 1e-9, and every result."""
+    loop, stacked = play_of(name).finish, again(name, tmp_path / "stacked", backend="stacked", width=3)
+    expected, found = tensors_of(loop), tensors_of(stacked)
+    assert expected.keys() == found.keys()
+    for where, value in expected.items():
+        torch.testing.assert_close(found[where], value, rtol=1e-9, atol=1e-9, msg=lambda text, where=where: f"{where}: {text}")
+    assert flat(stacked.summary["results"]) == pytest.approx(flat(loop.summary["results"]), rel=1e-9, abs=1e-9, nan_ok=True)
+    assert (stacked.path / "wire.jsonl").read_bytes() == (loop.path / "wire.jsonl").read_bytes()
+
+
+def flat(results: Mapping[str, Any]) -> dict[str, float]:
+    return {f"{m}/{n}/{k}": v for m, metrics in results.items() for n, values in metrics.items() for k, v in values.items() if v is not None}
 
 
 # --- nobody else is changed ------------------------------------------------------------------------------------------------

@@ -99,6 +99,11 @@ class Polished(FedAvg):
         return after.with_shared(shared=got.params["shared"])
 
 
+def test_a_rate_of_zero_is_refused_with_a_cure(go64):
+    with pytest.raises(RunError, match="divide by the learning rate, found 0"):
+        go64(methods.scaffold(rounds=1, training=Training(optim=SGD(lr=0.0))))
+
+
 def test_it_wraps_a_method_whose_server_trains(go64):
     """With N = 1 nothing is corrected, so the wrapped method is the method, its server's own training included."""
     people = toy.population(sizes=(20,))

@@ -38,8 +38,9 @@ KEY_HELP = {
 
 SETTING_HELP = {
     "seed": "all random numbers of the run follow from it",
-    "backend": "one client after another, or many processes",
+    "backend": "one client after another, many processes, or many clients at once",
     "workers": "processes of the pool (default: one per core)",
+    "width": "clients that backend stacked computes at once",
     "threads": "threads of the loop; 1 gives the same bits as the pool",
     "devices": "auto, cpu, cuda or cuda:0",
     "precision": "fp32 is true fp32 (TF32 off)",

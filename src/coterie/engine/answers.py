@@ -5,15 +5,30 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from coterie.data.examples import whole
 from coterie.engine.optim import Stepper, rate
-from coterie.method import SGD, Adam, Batch, Examples, Exchange, Loss, LossFn, Net, Optimizer, Round, Sweep, Train, Trained
+from coterie.method import (
+    SGD,
+    Adam,
+    Batch,
+    Examples,
+    Exchange,
+    GradientFn,
+    Loss,
+    LossFn,
+    Net,
+    Optimizer,
+    Round,
+    Sweep,
+    Train,
+    Trained,
+)
 from coterie.randomness import Draw, Key, draw
 from coterie.tensors import Groups, Tensors, clone_groups, squared_norm
 
@@ -27,10 +42,21 @@ class Context:
     key: Key
 
 
+@dataclass(frozen=True, eq=False)
+class Question:
+    """An ask with all that its answer depends on; the key is of this one ask."""
+
+    ask: Train | Sweep
+    context: Context
+
+
+Asking: TypeAlias = Generator[Question | Exchange, Any, Any]
+
+
 def conduct(
     run: Generator[Any, Any, Any], context: Context, kinds: tuple[type, ...], told: list[tuple[str, Mapping[str, float]]]
-) -> Generator[Exchange, Any, Any]:
-    """Drive a run to its result: answer its Trains and Sweeps here, hand its Exchanges out.
+) -> Asking:
+    """Drive a run to its result, handing its Trains and Sweeps out as Questions, and its Exchanges as they are.
 
     `kinds` are the asks that this hook may make; `told` collects what each training says of itself. An error while
     answering is thrown into the run, so that the traceback names the method's own line.
@@ -46,7 +72,7 @@ def conduct(
         error = None
         try:
             _permit(ask, kinds)
-            reply = (yield ask) if isinstance(ask, Exchange) else answer(ask, context, asked[ask.name])
+            reply = yield ask if isinstance(ask, Exchange) else question(ask, context, asked[ask.name])
         except Exception as raised:
             error = raised
             continue
@@ -61,22 +87,47 @@ def _permit(ask: object, kinds: tuple[type, ...]) -> None:
         raise ValueError(f"A {allowed} can be asked here, found {type(ask).__name__}. Ask with: yield from {kinds[0].__name__}(...)")
 
 
-def conclude(run: Generator[Any, Any, Any]) -> Any:
-    """The result of a run that hands nothing out."""
+def answering(run: Asking) -> Generator[Exchange, Any, Any]:
+    """The same run with its Questions answered here, one after another; only Exchanges are handed out."""
+    reply: Any = None
+    error: Exception | None = None
+    while True:
+        try:
+            asked = run.throw(error) if error is not None else run.send(reply)
+        except StopIteration as stop:
+            return stop.value
+        error = None
+        try:
+            reply = (yield asked) if isinstance(asked, Exchange) else reply_to(asked)
+        except Exception as raised:
+            error = raised
+
+
+def conclude(run: Asking) -> Any:
+    """The result of a run that asks the server nothing."""
     try:
-        next(run)
+        next(answering(run))
     except StopIteration as stop:
         return stop.value
     raise AssertionError("a run that may not ask an Exchange handed one out")
 
 
-def answer(ask: Train | Sweep, context: Context, ordinal: int = 0) -> Trained | Tensors:
-    """Answer one ask; `ordinal` counts asks of the same name, so that each has random numbers of its own."""
-    key = context.key.fold(ask.name, ordinal)
-    with own_generator(key, place_of(ask.params, context.net)[0]):
+def question(ask: Train | Sweep, context: Context, ordinal: int = 0) -> Question:
+    """`ordinal` counts asks of the same name, so that each has random numbers of its own."""
+    return Question(ask, replace(context, key=context.key.fold(ask.name, ordinal)))
+
+
+def reply_to(asked: Question) -> Trained | Tensors:
+    """The reference's answer."""
+    ask, context = asked.ask, asked.context
+    with own_generator(context.key, place_of(ask.params, context.net)[0]):
         if isinstance(ask, Train):
-            return train(ask, context.net, context.round, key)
-        return sweep(ask, context.net, key)
+            return train(ask, context.net, context.round, context.key)
+        return sweep(ask, context.net, context.key)
+
+
+def answer(ask: Train | Sweep, context: Context, ordinal: int = 0) -> Trained | Tensors:
+    return reply_to(question(ask, context, ordinal))
 
 
 @contextlib.contextmanager
@@ -94,7 +145,7 @@ def train(ask: Train, net: Net, round: Round, key: Key) -> Trained:
     net = net.freezing(ask.frozen) if ask.frozen is not None else net
     steppers = {group: Stepper(group, values, optimizer(ask, group), ask.memory) for group, values in params.items()}
     lr_sum = dict.fromkeys(params, 0.0)
-    turns = [(ask.loss, frozenset(params))] if ask.loss else [(turn.loss, turn.moves) for turn in ask.turns]
+    turns = turns_of(ask)
     totals: Tensors = {}
     batches = _batches(ask, streams, key, params)
     for step in range(num_steps):
@@ -122,7 +173,7 @@ def train(ask: Train, net: Net, round: Round, key: Key) -> Trained:
 def _gradients(
     ask: Train, loss_fn: LossFn, moves: frozenset[str], params: Groups, buffers: Groups, batch: Batch, net: Net
 ) -> tuple[Groups, Loss]:
-    """Gradient of loss and terms, corrected and clipped, for the groups that move."""
+    """Gradient of loss and terms, corrected, for the groups that move."""
 
     def compute(at: Groups, buffers: Groups) -> tuple[Groups, Loss]:
         leaves = {g: {n: v.detach().requires_grad_() for n, v in at[g].items()} for g in at if g in moves}
@@ -137,11 +188,17 @@ def _gradients(
         grads = {g: {n: _or_zero(next(found), leaf) for n, leaf in group.items()} for g, group in leaves.items()}
         return grads, Loss(total.detach(), loss.buffers, loss.metrics)
 
-    grads, loss = ask.gradient(compute, params, buffers, ask.refs) if ask.gradient else compute(params, buffers)
+    return corrected(ask, compute, params, buffers, ask.refs, ask.frozen or {})
+
+
+def corrected(
+    ask: Train, compute: GradientFn, params: Groups, buffers: Groups, refs: Groups, frozen: Tensors
+) -> tuple[Groups, Loss]:
+    """The gradient as the ask's own rules make it: gradient -> adjusts -> frozen -> clip_norm."""
+    grads, loss = ask.gradient(compute, params, buffers, refs) if ask.gradient else compute(params, buffers)
     for adjust in ask.adjusts:
-        grads = adjust(grads, ask.refs)
-    if ask.frozen is not None:
-        frozen = ask.frozen
+        grads = adjust(grads, refs)
+    if frozen:
         grads = {g: {n: v.masked_fill(frozen[n], 0.0) if n in frozen else v for n, v in t.items()} for g, t in grads.items()}
     if ask.clip_norm is not None:  # the factor stays on its device: reading it here would wait for every step
         length = torch.stack([squared_norm(t) for t in grads.values() if t]).sum().sqrt()
@@ -150,9 +207,14 @@ def _gradients(
     return grads, loss
 
 
+def turns_of(ask: Train) -> list[tuple[LossFn, frozenset[str]]]:
+    """Every loss of a step, with the groups that it moves."""
+    return [(ask.loss, frozenset(ask.params))] if ask.loss else [(turn.loss, turn.moves) for turn in ask.turns]
+
+
 def sweep(ask: Sweep, net: Net, key: Key) -> Tensors:
     streams = {name: as_examples(stream) for name, stream in ask.streams.items()}
-    total = _common_length(streams)
+    total = common_length(streams)
     device, dtype = place_of(ask.params or ask.refs or ask.buffers, net)
     # drawn for all rows at once: an example's noise must not depend on the batch it falls into
     noise = {n: draw(key.fold("noise", n), 0, spec, total, device, dtype) for n, spec in ask.noise.items()}
@@ -162,7 +224,7 @@ def sweep(ask: Sweep, net: Net, key: Key) -> Tensors:
             positions = torch.arange(start, min(start + ask.batch_size, total))
             batch = {name: with_mask(stream.rows(positions)) for name, stream in streams.items()}
             batch["noise"] = {
-                n: value[start : start + len(positions)] if _per_example(ask.noise[n]) else value for n, value in noise.items()
+                n: value[start : start + len(positions)] if per_example(ask.noise[n]) else value for n, value in noise.items()
             }
             out = ask.fn(ask.params, ask.buffers, ask.refs, batch, net)
             factor = len(positions) / total if ask.gather == "mean" else 1.0
@@ -200,7 +262,7 @@ def optimizer(ask: Train, group: str) -> Optimizer:
 
 def _batches(ask: Train, streams: Mapping[str, Examples], key: Key, params: Groups) -> Iterator[Batch]:
     device, dtype = place_of(params)
-    positions = {name: _positions(len(stream), ask.batch_size, key.fold("order", name)) for name, stream in streams.items()}
+    positions = {name: positions_of(len(stream), ask.batch_size, key.fold("order", name)) for name, stream in streams.items()}
     step = 0
     while True:
         batch = {name: with_mask(stream.rows(next(positions[name]))) for name, stream in streams.items()}
@@ -210,7 +272,7 @@ def _batches(ask: Train, streams: Mapping[str, Examples], key: Key, params: Grou
         step += 1
 
 
-def _positions(total: int, batch_size: int, key: Key) -> Iterator[Tensor]:
+def positions_of(total: int, batch_size: int, key: Key) -> Iterator[Tensor]:
     """Shuffled passes without end; the last batch of a pass may be short, none is dropped."""
     if total == 0:
         raise ValueError("A Train was given a stream without examples. Leave this client out, or give it data.")
@@ -229,7 +291,7 @@ def place_of(groups: Groups, net: Net | None = None) -> tuple[torch.device, torc
     return torch.device("cpu"), torch.get_default_dtype()
 
 
-def _per_example(spec: Draw) -> bool:
+def per_example(spec: Draw) -> bool:
     return bool(spec.shape) and spec.shape[0] == "batch"
 
 
@@ -249,7 +311,7 @@ def _write(params: Groups, values: Groups, frozen: Tensors) -> None:
             own.copy_(torch.where(frozen[name], own, value.detach()) if name in frozen else value.detach())
 
 
-def _common_length(streams: Mapping[str, Examples]) -> int:
+def common_length(streams: Mapping[str, Examples]) -> int:
     sizes = {name: len(stream) for name, stream in streams.items()}
     total = next(iter(sizes.values()))
     if total == 0:

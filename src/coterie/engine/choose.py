@@ -31,6 +31,8 @@ def choose_backend(settings: Settings, plan: Plan, params: Tensors, examples: li
     device = choose_device(settings.devices)
     if settings.backend == "loop":
         return Choice("loop", 1, "asked for")
+    if settings.backend == "stacked":
+        return Choice("stacked", 1, f"asked for, {min(settings.width, len(examples))} clients at once")
     if settings.backend == "pool":
         if device.type != "cpu":
             raise ValueError(f"The workers of a pool compute on the CPU, found {device}. Use --devices cpu, or --backend loop.")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from coterie.engine.answers import Context, conduct
+from coterie.engine.answers import Asking, Context, conduct
 from coterie.engine.evaluate import evaluate_client
 from coterie.message import Kind, Message
 from coterie.method import Exchange, Method, Site, Sweep, Train, as_run
@@ -41,8 +41,8 @@ class Finished:
 
 def drive(
     method: Method, row: Groups, down: Message, site: Site, metric: Metric | None, kinds: Mapping[str, Kind]
-) -> Generator[Exchange, Message, Finished | Failure]:
-    """Answer every Train and Sweep here; hand each Exchange out and go on with the server's answer.
+) -> Asking:
+    """One client's round, which hands out what it asks and returns Finished or Failure.
 
     With a metric the client's own model is scored too; `kinds` says which sent groups are values and which changes.
     """
@@ -58,7 +58,7 @@ def drive(
     unusable = None
     if metric is not None:
         try:
-            local = evaluate_client(method, new_row, as_trained(down, message, kinds), site, metric)
+            local = yield from evaluate_client(method, new_row, as_trained(down, message, kinds), site, metric)
         except Exception as error:
             unusable = failure(error)
     return Finished(site.client, new_row, message, metrics, local, unusable)

@@ -27,8 +27,8 @@ class RunFolder:
 
     def begin(self) -> None:
         for log in LOGS:  # a run that was killed before its first checkpoint may have left lines
-            (self.path / log).write_text("")
-        (self.path / "clients.csv").write_text(_csv_line(self._columns))
+            (self.path / log).write_text("", encoding="utf-8")
+        (self.path / "clients.csv").write_text(_csv_line(self._columns), encoding="utf-8")
 
     def sizes(self) -> dict[str, int]:
         return {log: (self.path / log).stat().st_size for log in LOGS}
@@ -43,16 +43,16 @@ class RunFolder:
             os.truncate(path, size)
 
     def lines(self, log: str, lines: Iterable[Mapping[str, Any]]) -> None:
-        with (self.path / log).open("a") as file:
+        with (self.path / log).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(plain(line)) + "\n" for line in lines)
 
     def clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        with (self.path / "clients.csv").open("a") as file:
+        with (self.path / "clients.csv").open("a", encoding="utf-8") as file:
             file.writelines(_csv_line([row.get(column, "") for column in self._columns]) for row in rows)
 
     def read(self, log: str) -> list[dict[str, Any]]:
         lines = []
-        for number, line in enumerate((self.path / log).read_text(errors="replace").splitlines(), 1):
+        for number, line in enumerate((self.path / log).read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             try:
                 lines.append(json.loads(line))
             except ValueError:
@@ -70,12 +70,12 @@ class RunFolder:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a whole JSON file, or nothing."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(plain(content), indent=2) + "\n")
+    partial.write_text(json.dumps(plain(content), indent=2) + "\n", encoding="utf-8")
     partial.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from typing import Literal
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeAlias
 
+from coterie.engine.answers import Asking, answering, conclude
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
 from coterie.engine.client import Failure, Finished, drive, failure
 from coterie.engine.evaluate import evaluate_client, evaluate_parts
@@ -14,6 +15,10 @@ from coterie.states import ClientId
 from coterie.tensors import clone_groups
 
 Order = Literal["forward", "reversed"]
+
+Runs: TypeAlias = Mapping[ClientId, Generator[Any, Any, Any]]
+GoOn: TypeAlias = Callable[[Runs, Mapping[ClientId, Message]], Iterator[tuple[ClientId, Any]]]
+"""Drive runs, with the server's answers to those that wait for one, each to its next Exchange or to its result."""
 
 
 class Loop:
@@ -26,62 +31,75 @@ class Loop:
         self._order = order
 
     def train(self, jobs: Iterable[TrainJob], answer: AnswerExchange) -> Iterator[Outcome]:
-        waiting: dict[ClientId, tuple[Generator[Exchange, Message, Finished | Failure], Exchange]] = {}
-        for job in jobs if self._order == "forward" else reversed(list(jobs)):
-            run = start(self._world, job)
-            asked, outcome = advance(run, None)
-            if asked is not None:
-                waiting[job.client] = run, asked
-            elif outcome is not None:
-                yield job.client, outcome
-        while waiting:
-            # copies, as over a wire: the run still holds what it asked with
-            asking = {client: Exchange(asked.name, asked.message.copied()) for client, (_, asked) in sorted(waiting.items())}
-            replies = answer(asking)
-            for client, (run, _) in list(waiting.items()):
-                reply = replies[client]
-                if isinstance(reply, Failure):
-                    asked, outcome = None, reply
-                else:
-                    asked, outcome = advance(run, reply.copied())
-                if asked is not None:
-                    waiting[client] = run, asked
-                    continue
-                run.close()
-                del waiting[client]
-                if outcome is not None:
-                    yield client, outcome
+        ordered = jobs if self._order == "forward" else reversed(list(jobs))
+        return converse(({job.client: start(self._world, job)} for job in ordered), _one_by_one, answer)
 
     def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores | Failure]]:
         for job in jobs:
             try:
-                found: Scores | Failure = evaluate(self._world, job)
+                found: Scores | Failure = conclude(evaluation(self._world, job))
             except Exception as error:
                 found = failure(error)
             yield job.client, found
+
+    def remarks(self) -> list[str]:
+        return []
 
     def close(self) -> None:
         pass
 
 
-def start(world: World, job: TrainJob) -> Generator[Exchange, Message, Finished | Failure]:
+def converse(waves: Iterable[Runs], go_on: GoOn, answer: AnswerExchange) -> Iterator[Outcome]:
+    """Every wave to its end; then those who ask the server, all together, until nobody asks any more."""
+    asking: dict[ClientId, tuple[Generator[Any, Any, Any], Exchange]] = {}
+    for runs in waves:
+        for client, found in go_on(runs, {}):
+            if isinstance(found, Exchange):
+                asking[client] = runs[client], found
+            else:
+                yield client, found
+    while asking:
+        # copies, as over a wire: the run still holds what it asked with
+        replies = answer({c: Exchange(asked.name, asked.message.copied()) for c, (_, asked) in sorted(asking.items())})
+        runs = {client: run for client, (run, _) in asking.items()}
+        asking.clear()
+        for client, reply in replies.items():
+            if isinstance(reply, Failure):
+                runs.pop(client).close()
+                yield client, reply
+        for client, found in go_on(runs, {c: r.copied() for c, r in replies.items() if isinstance(r, Message)}):
+            if isinstance(found, Exchange):
+                asking[client] = runs[client], found
+            else:
+                yield client, found
+
+
+def _one_by_one(runs: Runs, replies: Mapping[ClientId, Message]) -> Iterator[tuple[ClientId, Any]]:
+    for client, run in runs.items():
+        yield client, advance(run, replies.get(client))
+
+
+def start(world: World, job: TrainJob) -> Generator[Exchange, Any, Finished | Failure]:
+    """A run that asks nothing but the server."""
+    return answering(client_run(world, job))
+
+
+def client_run(world: World, job: TrainJob) -> Asking:
     """The client gets copies, as it would over a wire: a run that writes into what it received changes nobody else."""
     site = world.site(job.client, job.round, job.public, job.attempt)
     row, down = clone_groups(job.row), job.down.copied()
     return drive(world.method(job.round.phase), row, down, site, world.metric if job.evaluate else None, job.kinds)
 
 
-def advance(
-    run: Generator[Exchange, Message, Finished | Failure], reply: Message | None
-) -> tuple[Exchange | None, Finished | Failure | None]:
+def advance(run: Generator[Any, Any, Any], reply: Any) -> Any:
     """The run's next question, or how it ended."""
     try:
-        return (next(run) if reply is None else run.send(reply)), None
+        return run.send(reply)
     except StopIteration as stop:
-        return None, stop.value
+        return stop.value
 
 
-def evaluate(world: World, job: EvaluateJob) -> Scores:
+def evaluation(world: World, job: EvaluateJob) -> Asking:
     site = world.site(job.client, job.round, job.public)
     if job.predictor is not None:
         return evaluate_parts(job.predictor, site, world.metric)

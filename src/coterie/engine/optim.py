@@ -31,7 +31,7 @@ class Stepper:
         self._state: dict[str, list[Tensor]] = {}
         self._count = 0
         if memory:
-            for kind in _STATE[type(optim)]:
+            for kind in STATE[type(optim)]:
                 kept = memory.get(f"{group}/{kind}")
                 if kept:
                     self._state[kind] = [kept[name].detach().clone() for name in self._names]
@@ -86,7 +86,7 @@ class Stepper:
         return self._state[kind]
 
     def _kept(self) -> list[list[Tensor]]:
-        for kind in _STATE[type(self._optim)] if self._needs_state() else ():
+        for kind in STATE[type(self._optim)] if self._needs_state() else ():
             self._zeros(kind)
         return [[value.clone() for value in values] for values in (self._params, *self._state.values())]
 
@@ -100,4 +100,4 @@ class Stepper:
                     value.copy_(torch.where(frozen[name], kept, value))
 
 
-_STATE: dict[type, tuple[str, ...]] = {SGD: ("momentum",), Adam: ("first", "second")}
+STATE: dict[type, tuple[str, ...]] = {SGD: ("momentum",), Adam: ("first", "second")}

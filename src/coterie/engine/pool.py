@@ -70,6 +70,9 @@ class Pool:
         for _, client, reply in self._map(_taking_turns(jobs)):
             yield client, reply
 
+    def remarks(self) -> list[str]:
+        return []
+
     def close(self) -> None:
         for worker in self._workers:
             worker.stop()

@@ -25,7 +25,9 @@ def describe(
     world: World, settings: Settings, guards: Guards, choice: Choice, device: torch.device, total: int, about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Everything needed to run this again, and to know what it was."""
+    leaks = [asdict(finding) for finding in world.population.findings]
     return {
+        **({"leak_check": leaks} if leaks else {}),  # none may also mean that nobody checked, which only the caller knows
         **about,
         "methods": [
             {"phase": p.name, "name": method_name(p.method), "rounds": p.rounds, "cohort": repr(p.cohort), "knobs": knobs(p.method)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from coterie.data.examples import Population
+from coterie.engine.answers import Context, conclude
 from coterie.engine.backend import Backend, EvaluateJob, World
 from coterie.engine.check import check_history, check_same, check_world
 from coterie.engine.checkpoint import CheckpointStore, Progress, commit
@@ -24,6 +26,7 @@ from coterie.engine.pool import Pool
 from coterie.engine.record import client_rows, describe
 from coterie.engine.round import RoundResult, RoundRunner, Rules, TooFew, hub_of, row_of, with_server_rows
 from coterie.engine.settings import Settings
+from coterie.engine.stacked import Stacked
 from coterie.engine.wire import WAYS
 from coterie.message import Message
 from coterie.method import Phase, Plan, Predictor, Round
@@ -116,9 +119,7 @@ class Runner:
     def run(self) -> Finish:
         if self.progress.round == self.total:
             return self.finish()
-        backend: Backend = Pool(self.world, self.choice.workers) if self.choice.backend == "pool" else Loop(
-            self.world, self.settings.order
-        )
+        backend = self.backend()
         threads = torch.get_num_threads()
         torch.set_num_threads(self.settings.threads)
         try:
@@ -135,6 +136,13 @@ class Runner:
             backend.close()
             torch.set_num_threads(threads)
         return self.finish()
+
+    def backend(self) -> Backend:
+        if self.choice.backend == "pool":
+            return Pool(self.world, self.choice.workers)
+        if self.choice.backend == "stacked":
+            return Stacked(self.world, self.settings.width)
+        return Loop(self.world, self.settings.order)
 
     def reconsider(self, backend: Backend, *, left: int) -> Backend:
         """Move to worker processes where the last round says that they pay: the numbers are the same."""
@@ -186,6 +194,8 @@ class Runner:
         for line in told:
             what = line["event"].removeprefix("client_").replace("_", " ")
             self.watcher.note(f"Round {index + 1}: client {line['client']} {what}: {line['reason']}")
+        for text in backend.remarks():
+            self.watcher.note(text)
         self.watcher.round(index + 1, phase.name, seconds, self.headline(lines), self.bytes_total)
 
     def of_clients(
@@ -276,8 +286,8 @@ class Runner:
                 scores.setdefault(("local", split), {})[client] = dict(numbers)
         central = self.world.population.central_test
         if predictor is not None and central is not None:
-            key = Key(self.settings.seed, ("evaluate", "central"))
-            scores[("global", "central")] = {-1: score_predictor(predictor, central, self.world.net, self.world.metric, key)}
+            context = Context(self.world.net, round, Key(self.settings.seed, ("evaluate", "central")))
+            scores[("global", "central")] = {-1: conclude(score_predictor(predictor, central, context, self.world.metric))}
         return {where: dict(sorted(by_client.items())) for where, by_client in scores.items()}, dict(sorted(failed.items()))
 
     def evaluated(self, index: int) -> bool:
@@ -329,7 +339,7 @@ def summarise_run(runner: Runner) -> dict[str, Any]:
         "clients": clients,
         "results": results(runner.folder.read("metrics.jsonl"), metric.main, metric.directions),
         "bytes": {"up": up, "down": down, "once": once, "up_per_client": up / clients, "down_per_client": down / clients},
-        "seconds": {"total": sum(seconds), "per_round_median": sorted(seconds)[len(seconds) // 2] if seconds else None},
+        "seconds": {"total": sum(seconds), "per_round_median": statistics.median(seconds) if seconds else None},
         "backend": runner.choice.backend,
         "privacy": None if guards.clip is None else {
             "clip": guards.clip, "noise": guards.noise, "split": guards.split, "epsilon": None,

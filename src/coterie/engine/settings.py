@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from coterie.engine.loop import Order
 
-BackendName = Literal["auto", "loop", "pool"]
+BackendName = Literal["auto", "loop", "pool", "stacked"]
 Precision = Literal["fp32", "tf32", "fp64"]
 
 
@@ -18,6 +18,7 @@ class Settings:
     seed: int = 0
     backend: BackendName = "auto"
     workers: int | None = None
+    width: int = 10
     threads: int = 1
     devices: str = "auto"
     precision: Precision = "fp32"
@@ -32,7 +33,7 @@ class Settings:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("threads", "eval_every", "checkpoint_every", "min_cohort", "max_attempts"):
+        for name in ("threads", "width", "eval_every", "checkpoint_every", "min_cohort", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}. Use 1 or more.")
         for name, known in (("backend", get_args(BackendName)), ("precision", get_args(Precision)), ("order", get_args(Order))):

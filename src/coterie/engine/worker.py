@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from coterie.data.examples import ClientParts, Population, View
+from coterie.engine.answers import conclude
 from coterie.engine.backend import EvaluateJob, TrainJob, World
 from coterie.engine.client import Failure, Finished
-from coterie.engine.loop import advance, evaluate, start
+from coterie.engine.loop import advance, evaluation, start
 from coterie.message import Message, pack_groups, unpack, unpack_groups
 from coterie.method import Exchange, Predictor, Round
 from coterie.states import ClientId, Content
@@ -83,7 +84,7 @@ def _do(known: _Known, kind: str, head: Any, packed_row: bytes, packed_down: byt
     row, down = unpack_groups(packed_row), Message.from_bytes(packed_down)
     if kind == "evaluate":
         (given,) = rest
-        return evaluate(world, EvaluateJob(client, round, public, row, down, known.predictor if given else None))
+        return conclude(evaluation(world, EvaluateJob(client, round, public, row, down, known.predictor if given else None)))
     attempt, local, kinds = rest
     known.waiting[client] = start(world, TrainJob(client, round, row, down, public, attempt, local, kinds))
     return _advance(known, client, None)
@@ -98,16 +99,16 @@ def _go_on(known: _Known, client: ClientId, answer: bytes | Failure) -> Any:
 
 def _advance(known: _Known, client: ClientId, reply: Message | None) -> Any:
     """Drive a run to its next question, or to its end."""
-    asked, outcome = advance(known.waiting[client], reply)
-    if asked is not None:
-        return Asked(asked.name, asked.message.to_bytes())
+    found = advance(known.waiting[client], reply)
+    if isinstance(found, Exchange):
+        return Asked(found.name, found.message.to_bytes())
     del known.waiting[client]
-    if isinstance(outcome, Failure):
-        return replace(outcome, error=None)  # the exception itself may not travel
-    assert isinstance(outcome, Finished)
-    unusable = None if outcome.unusable is None else replace(outcome.unusable, error=None)
-    numbers = (outcome.metrics, outcome.local, unusable)
-    return (client, pack_groups(outcome.row), outcome.message.to_bytes(), *numbers)
+    if isinstance(found, Failure):
+        return replace(found, error=None)  # the exception itself may not travel
+    assert isinstance(found, Finished)
+    unusable = None if found.unusable is None else replace(found.unusable, error=None)
+    numbers = (found.metrics, found.local, unusable)
+    return (client, pack_groups(found.row), found.message.to_bytes(), *numbers)
 
 
 def unpack_finished(reply: Any) -> Finished:

@@ -84,6 +84,8 @@ def refuse_momentum(ask: Train) -> None:
             f"SCAFFOLD's correction holds for plain SGD on what is shared, found {optim}. "
             "Use SGD(lr=...) without momentum, or set another optimiser for the private group."
         )
+    if not optim.lr:
+        raise ValueError("SCAFFOLD's control variates divide by the learning rate, found 0. Use for example SGD(lr=0.05).")
 
 
 def scaffold(

@@ -53,7 +53,9 @@ class Net:
         self._norms = {name: part for name, part in module.named_modules() if isinstance(part, BatchNorm)}
         skeleton = copy.deepcopy(module).to("meta")
         self._modes = {True: copy.deepcopy(skeleton).train(), False: skeleton.eval()}
-        self._selective: nn.Module | None = None  # the training module whose norms look at their flags, once one is needed
+        self._plain = self._modes[True]
+        self._variants: dict[tuple[bool, bool], nn.Module] = {}  # training modules whose norms look at their flags or at the mask
+        self._flags = (False, False)  # selective, masked
 
     @property
     def head_names(self) -> tuple[str, ...]:
@@ -89,12 +91,12 @@ class Net:
 
     def apply(self, params: Tensors, buffers: Tensors, columns: Tensors, *, train: bool) -> tuple[Tensor, Tensors]:
         """Outputs for a batch, and the buffers afterwards."""
-        return self._call(self._modes[train], "", params, buffers, tuple(columns[name] for name in self._inputs))
+        return self._on(columns)._call(self._modes[train], "", params, buffers, tuple(columns[name] for name in self._inputs))
 
     def encode(self, params: Tensors, buffers: Tensors, columns: Tensors, *, train: bool) -> tuple[Tensor, Tensors]:
         """Features only; parameters of the head need not be there."""
         inputs = tuple(columns[name] for name in self._inputs)
-        return self._call(self._split(train).encoder, "encoder.", params, buffers, inputs)
+        return self._on(columns)._call(self._split(train).encoder, "encoder.", params, buffers, inputs)
 
     def head(self, params: Tensors, features: Tensor) -> Tensor:
         outputs: Tensor = self._call(self._split().head, "head.", params, {}, (features,))[0]
@@ -105,6 +107,8 @@ class Net:
     ) -> tuple[Any, Tensors]:
         """Call the module, or the part of this name, with these inputs (for nets that are no classifier)."""
         module = self._modes[train].get_submodule(part)
+        if train and self._flags[1] and any(isinstance(inner, BatchNorm) for inner in module.modules()):
+            raise ValueError(f"A padded batch reached the batch norms of part '{part}', which can't tell real rows. Use apply or encode.")
         return self._call(module, f"{part}." if part else "", params, buffers, inputs)
 
     def loss(self, outputs: Tensor, columns: Tensors) -> tuple[Tensor, Tensors]:
@@ -118,6 +122,10 @@ class Net:
     def with_running_statistics(self) -> Net:
         """The net whose batch norms always use (and keep) their running statistics."""
         return self._with_live({f"{name}.live": torch.tensor(False) for name in self._norms})
+
+    def masked(self) -> Net:
+        """The net for padded batches: its batch norms count only rows whose column "mask" is true."""
+        return self._flagged(self._flags[0], True) if self._norms else self
 
     def bind(self, params: Tensors, buffers: Tensors) -> nn.Module:
         """An ordinary module with these values, in evaluation mode, for hooks (relevance, perceptual losses)."""
@@ -150,12 +158,13 @@ class Net:
         grown = nn.ModuleDict(modules)
         other = copy.copy(self)
         other.params = {**self.params, **clone(dict(grown.named_parameters()))}
-        other._modes, other._selective = {}, None
+        other._modes, other._variants = {}, {}
         for mode, module in self._modes.items():
             module = copy.deepcopy(module)
             for name, part in modules.items():
                 module.add_module(name, copy.deepcopy(part).to("meta").train(mode))
             other._modes[mode] = module
+        other._plain = other._modes[True]
         return other
 
     def _split(self, train: bool = False) -> EncoderHead:
@@ -170,20 +179,31 @@ class Net:
     def _with_live(self, live: Tensors) -> Net:
         if not live:
             return self
-        selective = self._selective_module()
-        other = copy.copy(self)
+        other = self._flagged(True, self._flags[1])
         device = next(iter(self.params.values())).device
         other._constants = {**self._constants, **{name: flag.to(device) for name, flag in live.items()}}
-        other._modes = {True: selective, False: self._modes[False]}
         return other
 
-    def _selective_module(self) -> nn.Module:
-        if self._selective is None:
-            self._selective = copy.deepcopy(self._modes[True])
-            for part in self._selective.modules():
+    def _flagged(self, selective: bool, masked: bool) -> Net:
+        flags = (selective, masked)
+        if flags not in self._variants:
+            module = copy.deepcopy(self._plain)
+            for part in module.modules():
                 if isinstance(part, BatchNorm):
-                    part.selective = True
-        return self._selective
+                    part.selective, part.masked = flags
+            self._variants[flags] = module
+        other = copy.copy(self)
+        other._flags = flags
+        other._modes = {True: self._variants[flags], False: self._modes[False]}
+        return other
+
+    def _on(self, columns: Tensors) -> Net:
+        """With masked norms: the net that knows which rows of this batch are real."""
+        if not self._flags[1]:
+            return self
+        other = copy.copy(self)
+        other._constants = {**self._constants, **{f"{name}.rows": columns["mask"] for name in self._norms}}
+        return other
 
     def _call(
         self, module: nn.Module, prefix: str, params: Tensors, buffers: Tensors, inputs: tuple[Tensor, ...]

@@ -1,4 +1,4 @@
-"""Batch norm that can be frozen per client and never counts batches."""
+"""Batch norm that can be frozen per client, leaves out padded rows, and never counts batches."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ class BatchNorm(nn.Module):
 
     With `selective` (set by Net.freezing) a frozen norm normalises with its running statistics and
     keeps them, by a flag that is data: clients that freeze different layers still run together.
+    With `masked` (set by Net.masked) only the rows that are real count, so that a padded batch gives a short one's numbers.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
@@ -19,6 +20,7 @@ class BatchNorm(nn.Module):
         self.eps = eps
         self.momentum = momentum
         self.selective = False
+        self.masked = False
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
@@ -27,11 +29,13 @@ class BatchNorm(nn.Module):
         self.running_mean: Tensor
         self.running_var: Tensor
         self.live: Tensor
+        self.register_buffer("rows", torch.ones((), dtype=torch.bool), persistent=False)
+        self.rows: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         several = x.numel() > x.shape[1]  # one value per channel has no variance: it is normalised as in evaluation
-        if self.training and several and self.selective:
-            return self._selective(x)
+        if self.training and several and (self.selective or self.masked):
+            return self._by_hand(x)
         return F.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, self.training and several, self.momentum, self.eps
         )
@@ -43,19 +47,31 @@ class BatchNorm(nn.Module):
             delattr(self, name)
             self.register_buffer(name, value, persistent=False)
 
-    def _selective(self, x: Tensor) -> Tensor:
-        axes = [axis for axis in range(x.dim()) if axis != 1]
-        var, mean = torch.var_mean(x, dim=axes, correction=0)
-        count = x.numel() // x.shape[1]
-        used_mean = torch.where(self.live, mean, self.running_mean)
-        used_var = torch.where(self.live, var, self.running_var)
+    def _by_hand(self, x: Tensor) -> Tensor:
         shape = [1, -1] + [1] * (x.dim() - 2)
+        mean, var, count = self._statistics(x)
+        live = self.live & (count > 1)
+        used_mean = torch.where(live, mean, self.running_mean)
+        used_var = torch.where(live, var, self.running_var)
         scale = self.weight * torch.rsqrt(used_var + self.eps)
         out = (x - used_mean.view(shape)) * scale.view(shape) + self.bias.view(shape)
-        step = self.momentum * self.live.to(mean.dtype)
+        step = self.momentum * live.to(mean.dtype)
+        unbiased = var.detach() * (count / (count - 1).clamp(min=1))
         self.running_mean += step * (mean.detach() - self.running_mean)
-        self.running_var += step * (var.detach() * (count / max(count - 1, 1)) - self.running_var)
+        self.running_var += step * (unbiased - self.running_var)
         return out
+
+    def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance of every channel over the real rows, and how many numbers those are."""
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        if not self.masked:
+            var, mean = torch.var_mean(x, dim=axes, correction=0)
+            return mean, var, torch.tensor(x.numel() // x.shape[1], dtype=x.dtype, device=x.device)
+        real = self.rows.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+        count = (real.sum() * (x[0, 0].numel())).clamp(min=1)
+        mean = (x * real).sum(axes) / count
+        centred = (x - mean.view([1, -1] + [1] * (x.dim() - 2))) * real
+        return mean, centred.square().sum(axes) / count, count
 
 
 def own_batch_norms(module: nn.Module) -> nn.Module:

@@ -1,0 +1,162 @@
+"""Waves of clients whose runs go side by side; what they ask alike is answered as one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, TypeVar
+
+from coterie.engine.answers import Asking, Question, reply_to
+from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
+from coterie.engine.client import Failure, failure
+from coterie.engine.loop import Runs, advance, client_run, converse, evaluation
+from coterie.engine.stacked.answer import Member, padding_matters, sweep_stacked, train_stacked
+from coterie.engine.stacked.signature import Signature, signature
+from coterie.message import Message
+from coterie.method import Train
+from coterie.states import ClientId
+
+_Job = TypeVar("_Job")
+
+
+class Stacked:
+    """`width` clients at once, with the reference's results to rounding."""
+
+    name = "stacked"
+
+    def __init__(self, world: World, width: int) -> None:
+        self._world = world
+        self._width = width
+        self._before: defaultdict[str, set[str]] = defaultdict(set)  # of an ask's name: what some run asked before it
+        self._alone: set[Signature] = set()  # what can't be answered together
+        self._checked: set[Signature] = set()  # what gives the same numbers with padding as without
+        self._remarks: list[str] = []
+
+    def train(self, jobs: Iterable[TrainJob], answer: AnswerExchange) -> Iterator[Outcome]:
+        waves = ({job.client: client_run(self._world, job) for job in wave} for wave in _waves(jobs, self._width))
+        return converse(waves, self._side_by_side, answer)
+
+    def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores | Failure]]:
+        for wave in _waves(jobs, self._width):
+            runs = {job.client: _kept(evaluation(self._world, job)) for job in wave}
+            yield from self._side_by_side(runs, {})
+
+    def remarks(self) -> list[str]:
+        told, self._remarks = self._remarks, []
+        return told
+
+    def close(self) -> None:
+        pass
+
+    def _side_by_side(self, runs: Runs, replies: Mapping[ClientId, Message]) -> Iterator[tuple[ClientId, Any]]:
+        """Each run to its next Exchange or to its result; their Questions are answered in groups."""
+        pending: dict[ClientId, Question] = {}
+        asked: defaultdict[ClientId, set[str]] = defaultdict(set)
+
+        def wait(client: ClientId, question: Question) -> None:
+            pending[client] = question
+            self._before[question.ask.name] |= asked[client] - {question.ask.name}
+            asked[client].add(question.ask.name)
+
+        for client, run in runs.items():
+            found = advance(run, replies.get(client))
+            if isinstance(found, Question):
+                wait(client, found)
+            else:
+                yield client, found
+        while pending:
+            group = self._next_group(pending)
+            questions = [pending.pop(client) for client in group]
+            for client, reply in zip(group, self._answers(questions), strict=True):
+                found = _thrown(runs[client], reply) if isinstance(reply, Exception) else advance(runs[client], reply)
+                if isinstance(found, Question):
+                    wait(client, found)
+                else:
+                    yield client, found
+
+    def _next_group(self, pending: Mapping[ClientId, Question]) -> list[ClientId]:
+        """Those who ask the same, of what comes first in a run: so runs that parted meet again."""
+        names = {question.ask.name for question in pending.values()}
+        ready = (client for client, question in pending.items() if not names & self._before[question.ask.name])
+        first = next(ready, next(iter(pending)))  # two names that came before each other: any of them
+        kind = self._kind(pending[first])
+        if kind is None:
+            return [first]
+        alike = [client for client, question in pending.items() if self._kind(question) == kind]
+        return sorted(alike)[: self._width]
+
+    def _kind(self, question: Question) -> Signature | None:
+        """What it shares with questions that can be answered together with it; None where it has to stand alone."""
+        try:
+            kind = signature(question.ask)
+        except TypeError as error:
+            self._remark(question, str(error))
+            return None
+        if kind in self._alone:
+            return None
+        return (kind, question.context.round)
+
+    def _answers(self, questions: list[Question]) -> list[Any]:
+        """Together where it can be, and one by one where it can't: then an error is thrown into the run that caused it."""
+        if len(questions) == 1:
+            return [_tried(questions[0])]
+        try:
+            return self._together(questions)
+        except Exception as error:
+            replies = [_tried(question) for question in questions]
+            if not any(isinstance(reply, Exception) for reply in replies):  # else a client is at fault, not the stacking
+                self._leave_alone(questions[0], f"{type(error).__name__}: {error}".splitlines()[0])
+            return replies
+
+    def _together(self, questions: list[Question]) -> list[Any]:
+        first, context = questions[0], questions[0].context
+        members = [Member(question.ask, question.context.key) for question in questions]
+        kind = signature(first.ask)
+        if kind not in self._checked:
+            if padding_matters(members[0], context.net, context.round):
+                raise ValueError("it reads padded rows; weigh rows with the batch's mask, as masked_mean does")
+            self._checked.add(kind)
+        if isinstance(first.ask, Train):
+            return list(train_stacked(members, context.net, context.round))
+        return list(sweep_stacked(members, context.net))
+
+    def _leave_alone(self, question: Question, reason: str) -> None:
+        self._alone.add(signature(question.ask))
+        self._remark(question, reason)
+
+    def _remark(self, question: Question, reason: str) -> None:
+        text = f"The ask '{question.ask.name}' is answered client by client: {reason}"
+        if text not in self._remarks:
+            self._remarks.append(text)
+
+
+def _kept(run: Asking) -> Asking:
+    """An evaluation that fails says so, instead of ending the round."""
+    try:
+        return (yield from run)
+    except Exception as error:
+        return failure(error)
+
+
+def _tried(question: Question) -> Any:
+    try:
+        return reply_to(question)
+    except Exception as error:
+        return error
+
+
+def _thrown(run: Any, error: Exception) -> Any:
+    """An error while answering is thrown into the run, so that the traceback names the method's own line."""
+    try:
+        return run.throw(error)
+    except StopIteration as stop:
+        return stop.value
+
+
+def _waves(jobs: Iterable[_Job], width: int) -> Iterator[list[_Job]]:
+    pending = iter(jobs)
+    while wave := list(islice(pending, width)):
+        yield wave
+
+

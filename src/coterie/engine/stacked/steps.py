@@ -1,0 +1,80 @@
+"""Optimiser steps on stacked parameters: the rules of `coterie.engine.optim`, with a rate and a count per client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from coterie.engine.optim import STATE
+from coterie.method import SGD, Adam, Optimizer
+from coterie.tensors import Groups, Tensors
+
+_COUNT = "count"
+
+
+class StackedStepper:
+    """Steps one group of G clients in place. A client without a memory starts from zeros, which is the same as none."""
+
+    def __init__(self, group: str, params_G: Tensors, optim: Optimizer, memories: Sequence[Groups | None]) -> None:
+        self._group = group
+        self._params_G = params_G
+        self._optim = optim
+        kinds = STATE[type(optim)] if isinstance(optim, Adam) or optim.momentum else ()
+        kept = [memory or {} for memory in memories]
+        self._state_G: Groups = {kind: self._stacked([memory.get(f"{group}/{kind}") for memory in kept]) for kind in kinds}
+        counts = [float(memory.get(f"{group}/{_COUNT}", {}).get("steps", 0.0)) for memory in kept]
+        device = next((value.device for value in params_G.values()), None)
+        self._counts_G = torch.tensor(counts, dtype=torch.float64, device=device)
+
+    def _stacked(self, kept: Sequence[Tensors | None]) -> Tensors:
+        return {
+            name: torch.stack([own[name] if own else torch.zeros_like(value) for own, value in zip(kept, value_G, strict=True)])
+            for name, value_G in self._params_G.items()
+        }
+
+    def memory(self, client: int) -> Groups:
+        kept = {f"{self._group}/{kind}": {n: v[client].clone() for n, v in values.items()} for kind, values in self._state_G.items()}
+        if self._params_G and float(self._counts_G[client]):
+            kept[f"{self._group}/{_COUNT}"] = {"steps": self._counts_G[client].cpu().clone()}
+        return kept
+
+    def step(self, grads_G: Tensors, rates_G: Tensor, frozen_G: Tensors) -> None:
+        """One step of the first `len(rates_G)` clients; what `frozen_G` marks keeps its value and its optimiser state."""
+        width = len(rates_G)
+        self._counts_G[:width] += 1
+        for name, value_G in self._params_G.items():
+            value = value_G[:width]
+            state = {kind: values[name][:width] for kind, values in self._state_G.items()}
+            moved, after = self._moved(value, grads_G[name], state, rates_G)
+            stands = lifted(frozen_G[name][:width], value.dim()) if name in frozen_G else None
+            for old, new in ((value, moved), *((state[kind], after[kind]) for kind in state)):
+                old.copy_(new if stands is None else torch.where(stands, old, new))
+
+    def _moved(self, value: Tensor, grad: Tensor, state: Tensors, rates_G: Tensor) -> tuple[Tensor, Tensors]:
+        """The parameter and its optimiser state after the step."""
+        optim = self._optim
+
+        def per_client(numbers_G: Tensor) -> Tensor:
+            return lifted(numbers_G.to(value.dtype), value.dim())
+
+        if isinstance(optim, SGD):
+            if optim.weight_decay:
+                grad = grad + optim.weight_decay * value
+            if optim.momentum:
+                state = {"momentum": state["momentum"] * optim.momentum + grad}
+                grad = grad + optim.momentum * state["momentum"] if optim.nesterov else state["momentum"]
+            return value - per_client(rates_G) * grad, state
+        beta1, beta2 = optim.betas
+        counts_G = self._counts_G[: len(rates_G)]
+        first = state["first"].lerp(grad, 1.0 - beta1)
+        second = state["second"] * beta2 + (1.0 - beta2) * grad * grad
+        denominator = second.sqrt() / per_client((1.0 - beta2**counts_G).sqrt()) + optim.eps
+        decayed = value * per_client(1.0 - rates_G * optim.weight_decay)
+        return decayed - per_client(rates_G / (1.0 - beta1**counts_G)) * first / denominator, {"first": first, "second": second}
+
+
+def lifted(value_G: Tensor, dims: int) -> Tensor:
+    """A number or tensor per client, with axes of size 1 after the first so that it goes with tensors of `dims` axes."""
+    return value_G.reshape(len(value_G), *[1] * (dims - value_G.dim()), *value_G.shape[1:])
