@@ -143,6 +143,12 @@ def test_public_groups_get_no_noise() -> None:
     assert torch.equal(applied(Guards(clip=1.0, noise=3.0), up)["buffers"]["mean"], up["buffers"]["mean"])
 
 
+def test_any_whole_number_is_an_audit_seed() -> None:
+    zeros = {"w": torch.zeros(4)}
+    drawn = [NoiseSource(seed, 0).add(zeros, 1.0)["w"] for seed in (-1, -1, 1, 2**70)]
+    assert torch.equal(drawn[0], drawn[1]) and not any(torch.equal(drawn[0], other) for other in drawn[2:])
+
+
 def test_an_audit_seed_repeats_and_the_operating_system_does_not() -> None:
     guards = Guards(clip=1.0, noise=1.0)
     np.testing.assert_array_equal(guarded(applied(guards, message(), 3)), guarded(applied(guards, message(), 3)))

@@ -18,7 +18,7 @@ class NoiseSource:
     """
 
     def __init__(self, audit_seed: int | None = None, round: int = 0) -> None:
-        seeds = None if audit_seed is None else np.random.SeedSequence((audit_seed, round))
+        seeds = None if audit_seed is None else np.random.SeedSequence((audit_seed % 2**64, round))  # any whole number is a seed
         self._repeatable = None if seeds is None else np.random.Generator(np.random.Philox(seeds))
 
     def add(self, values: Tensors, std: float) -> Tensors:
