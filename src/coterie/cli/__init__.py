@@ -104,13 +104,17 @@ def list_command(words: list[str]) -> int:
 
 def run_command(words: list[str]) -> int:
     from coterie.cli.run import run_recipe
+    from coterie.engine.allocator import keep_freed_memory
 
+    keep_freed_memory()
     return run_recipe(words)
 
 
 def sweep_command(words: list[str]) -> int:
     from coterie.cli.sweep import sweep_recipe
+    from coterie.engine.allocator import keep_freed_memory
 
+    keep_freed_memory()
     return sweep_recipe(words)
 
 

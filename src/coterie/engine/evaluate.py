@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coterie.engine.answers import Asking, Context, Question, conduct
+from coterie.engine.answers import Asking, Context, Question, conduct, place_of
 from coterie.message import Message
 from coterie.method import Examples, Method, Predictor, Site, Sweep, as_run
 from coterie.metrics.metric import Metric
 from coterie.randomness import Key
 from coterie.tensors import Groups, clone_groups
 
-BATCH = 1024
+_ON_CPU, _ON_ACCELERATOR = 128, 1024  # rows of a batch: what fits a CPU's caches, and what fills an accelerator
 
 
 def score_predictor(predictor: Predictor, examples: Examples, context: Context, metric: Metric) -> Asking:
     """The score of one predictor on one part. Its noise depends on the key only: the same in every round."""
+    device, _ = place_of(predictor.params, context.net)
+    size = _ON_CPU if device.type == "cpu" else _ON_ACCELERATOR
     ask = Sweep(
         fn=predictor.fn, params=predictor.params, buffers=predictor.buffers, refs=predictor.refs,
-        streams={"local": examples}, gather="rows", batch_size=BATCH, noise=predictor.noise, name="evaluate",
+        streams={"local": examples}, gather="rows", batch_size=size, noise=predictor.noise, name="evaluate",
     )  # fmt: skip
     predictions = yield Question(ask, context)
     return metric(predictions, examples.all_rows())

@@ -34,7 +34,8 @@ class Stepper:
             for kind in STATE[type(optim)]:
                 kept = memory.get(f"{group}/{kind}")
                 if kept:
-                    self._state[kind] = [kept[name].detach().clone() for name in self._names]
+                    like = zip(self._names, self._params, strict=True)
+                    self._state[kind] = [torch.empty_like(value).copy_(kept[name].detach()) for name, value in like]
             if f"{group}/count" in memory:
                 self._count = int(memory[f"{group}/count"]["steps"])
 

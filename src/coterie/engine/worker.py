@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from coterie.data.examples import ClientParts, Population, View
+from coterie.engine.allocator import keep_freed_memory
 from coterie.engine.answers import conclude
 from coterie.engine.backend import EvaluateJob, TrainJob, World
 from coterie.engine.client import Failure, Finished
@@ -43,6 +44,7 @@ class AnswerJob:
 def work(connection: Connection, world: World) -> None:
     """A worker's life: until the parent says stop or goes away."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     known = _Known(replace(world, population=world.population.unpacked()))  # type: ignore[attr-defined]
     try:
         connection.send("ready")
