@@ -245,7 +245,8 @@ def laid_out(groups: Groups, net: Net) -> Groups:
 
     def place(name: str, value: Tensor) -> Tensor:
         fits = value.dim() == 4 and value.dtype == torch.float32 and value.device.type == "cpu" and name in net.params
-        return value.contiguous(memory_format=torch.channels_last) if fits else value
+        # not value.contiguous(...): with one channel in it would change nothing, and the layers behind would stay as they are
+        return torch.empty_like(value, memory_format=torch.channels_last).copy_(value) if fits else value
 
     return {group: {name: place(name, value) for name, value in values.items()} for group, values in groups.items()}
 
