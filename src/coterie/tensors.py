@@ -49,6 +49,13 @@ def clone_groups(groups: Mapping[str, Tensors]) -> Groups:
     return {group: clone(values) for group, values in groups.items()}
 
 
+def equal_groups(a: Mapping[str, Mapping[str, Tensor]], b: Mapping[str, Mapping[str, Tensor]]) -> bool:
+    """Equal names and equal bits."""
+    if [(group, list(values)) for group, values in a.items()] != [(group, list(values)) for group, values in b.items()]:
+        return False
+    return all(torch.equal(value, b[group][name]) for group, values in a.items() for name, value in values.items())
+
+
 def pick(a: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
     return {name: a[name] for name in names}
 

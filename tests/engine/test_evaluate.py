@@ -14,9 +14,10 @@ import pytest
 import torch
 import toy
 from by_hand import B1, B2, W1, W2, Weights, batches, cross_entropy, descend, farthest, logits, mean
-from cases import Rota, Toy, clients_of, weights_of
+from cases import Rota, Toy, clients_of, norm_net, weights_of
 
 from coterie.data.examples import ClientParts, Population, View
+from coterie.engine import answers
 from coterie.engine.run import Finish, RunError, run
 from coterie.engine.settings import Settings
 from coterie.message import Message, Slot
@@ -36,6 +37,7 @@ from coterie.method import (
     Train,
     Wrapper,
 )
+from coterie.methods.ditto import Ditto
 from coterie.methods.fedavg import FedAvg, Training, predictor
 from coterie.methods.fedper import fedper
 from coterie.methods.local import Local
@@ -279,3 +281,17 @@ def test_the_shape_of_the_answer_of_a_state_is_not_changed_by_looking(tmp_path: 
             return super().global_model(state, hub)
 
     Toy().run((Phase("train", 1, Looking()),), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("method", "models"), [(FedAvg, 1), (Ditto, 2)])
+def test_one_model_under_two_names_is_evaluated_once(
+    method: type[FedAvg], models: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedAvg's clients deploy the server's model: its numbers stand under both names."""
+    sweeps: list[int] = []
+    sweep = answers.sweep
+    monkeypatch.setattr(answers, "sweep", lambda ask, *rest: (sweeps.append(len(ask.streams["local"])), sweep(ask, *rest))[1])
+    plan = (Phase("train", 1, method(training=TRAINING)),)
+    results = Toy(net=norm_net).run(plan, tmp_path / "run", eval_every=1).summary["results"]
+    assert len(sweeps) == 4 * 2 * (models + 1)  # clients, validation and test, and the model of each client's own training
+    assert (results["global"] == results["personal"]) == (models == 1)

@@ -65,7 +65,7 @@ class TrainJob:
 
 @dataclass(frozen=True, eq=False)
 class EvaluateJob:
-    """What this client would deploy now, or a given predictor on this client's parts."""
+    """The server's model, where it has one, and what this client would deploy now, on this client's parts."""
 
     client: ClientId
     round: Round
@@ -76,8 +76,8 @@ class EvaluateJob:
 
 
 Outcome: TypeAlias = tuple[ClientId, Finished | Failure]
-Scores: TypeAlias = dict[str, dict[str, float]]
-"""split -> metric -> value"""
+Scores: TypeAlias = dict[str, dict[str, dict[str, float]]]
+"""model -> split -> metric -> value"""
 AnswerExchange: TypeAlias = Callable[[Mapping[ClientId, Exchange]], Mapping[ClientId, Message | Failure]]
 
 

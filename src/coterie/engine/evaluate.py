@@ -9,7 +9,7 @@ from coterie.message import Message
 from coterie.method import Examples, Method, Predictor, Site, Sweep, as_run
 from coterie.metrics.metric import Metric
 from coterie.randomness import Key
-from coterie.tensors import Groups, clone_groups
+from coterie.tensors import Groups, clone_groups, equal_groups
 
 _ON_CPU, _ON_ACCELERATOR = 128, 1024  # rows of a batch: what fits a CPU's caches, and what fills an accelerator
 
@@ -27,13 +27,38 @@ def score_predictor(predictor: Predictor, examples: Examples, context: Context, 
 
 
 def evaluate_client(method: Method, row: Groups, down: Message, site: Site, metric: Metric) -> Asking:
-    """Split -> metrics of what this client would deploy with this row and download ({} where it has no model).
-
-    The method gets copies: an evaluation that writes into what it was given must not reach what is kept.
-    """
-    asking = as_run(method.personal(clone_groups(row), down.copied(), site))
-    predictor = yield from conduct(asking, Context(site.net, site.round, site.key.fold("personal")), (Sweep,), [])
+    """Split -> metrics of what this client would deploy with this row and download ({} where it has no model)."""
+    predictor = yield from own_predictor(method, row, down, site)
     return {} if predictor is None else (yield from evaluate_parts(predictor, site, metric))
+
+
+def own_predictor(method: Method, row: Groups, down: Message, site: Site) -> Asking:
+    """The method gets copies: an evaluation that writes into what it was given must not reach what is kept."""
+    asking = as_run(method.personal(clone_groups(row), down.copied(), site))
+    return (yield from conduct(asking, Context(site.net, site.round, site.key.fold("personal")), (Sweep,), []))
+
+
+def evaluate_models(
+    method: Method, shared: Predictor | None, row: Groups, down: Message, site: Site, metric: Metric
+) -> Asking:
+    """Model -> split -> metrics, of the server's model where there is one and of what this client would deploy.
+
+    Where both are the same model, as in FedAvg, it is evaluated once.
+    """
+    scores = {}
+    if shared is not None:
+        scores["global"] = yield from evaluate_parts(shared, site, metric)
+    own = yield from own_predictor(method, row, down, site)
+    if own is not None:
+        equal = shared is not None and same(own, shared)
+        scores["personal"] = scores["global"] if equal else (yield from evaluate_parts(own, site, metric))
+    return scores
+
+
+def same(one: Predictor, other: Predictor) -> bool:
+    """Whether two predictors compute the same, to the bit."""
+    groups = [(p.params, p.buffers, p.refs) for p in (one, other)]
+    return (one.fn, one.noise) == (other.fn, other.noise) and all(equal_groups(a, b) for a, b in zip(*groups, strict=True))
 
 
 def evaluate_parts(predictor: Predictor, site: Site, metric: Metric) -> Asking:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from coterie.engine.answers import Asking, answering, conclude
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
 from coterie.engine.client import Failure, Finished, drive, failure
-from coterie.engine.evaluate import evaluate_client, evaluate_parts
+from coterie.engine.evaluate import evaluate_models
 from coterie.message import Message
 from coterie.method import Exchange
 from coterie.states import ClientId
@@ -101,6 +101,4 @@ def advance(run: Generator[Any, Any, Any], reply: Any) -> Any:
 
 def evaluation(world: World, job: EvaluateJob) -> Asking:
     site = world.site(job.client, job.round, job.public)
-    if job.predictor is not None:
-        return evaluate_parts(job.predictor, site, world.metric)
-    return evaluate_client(world.method(job.round.phase), job.row, job.down, site, world.metric)
+    return evaluate_models(world.method(job.round.phase), job.predictor, job.row, job.down, site, world.metric)

@@ -28,8 +28,7 @@ from coterie.engine.round import RoundResult, RoundRunner, Rules, TooFew, hub_of
 from coterie.engine.settings import Settings
 from coterie.engine.stacked import Stacked
 from coterie.engine.wire import WAYS
-from coterie.message import Message
-from coterie.method import Phase, Plan, Predictor, Round
+from coterie.method import Phase, Plan, Round
 from coterie.metrics.metric import Metric
 from coterie.models.net import Net
 from coterie.privacy.guards import Guards
@@ -252,28 +251,24 @@ class Runner:
         hub = hub_of(self.world, round)
         state = with_server_rows(phase.method, self.state, clients, hub)
 
-        def jobs(predictor: Predictor | None) -> Iterator[EvaluateJob]:
+        predictor = phase.method.global_model(state, hub)
+
+        def jobs() -> Iterator[EvaluateJob]:
             for client in clients:
-                if predictor is not None:  # the same for everybody: no row has to be loaded
-                    yield EvaluateJob(client, round, state.public, {}, Message(), predictor)
-                    continue
                 fresh = (self.store.clients.version(client) or 0) <= round.index - round.phase_index
                 try:
                     row = row_of(self.world, phase.method, self.store.clients, client, round, state, fresh=fresh)
                 except Exception as error:  # a first row may be made of the client's data
                     failed[client] = failure(error)
                     continue
-                yield EvaluateJob(client, round, state.public, row, phase.method.send(state, client, hub))
+                yield EvaluateJob(client, round, state.public, row, phase.method.send(state, client, hub), predictor)
 
-        predictor = phase.method.global_model(state, hub)
-        for model, given in (("global", predictor), ("personal", None)):
-            if model == "global" and predictor is None:
+        for client, found in backend.evaluate(jobs()):
+            if isinstance(found, Failure):
+                failed[client] = found
                 continue
-            for client, found in backend.evaluate(jobs(given)):
-                if isinstance(found, Failure):
-                    failed[client] = found
-                    continue
-                for split, values in found.items():
+            for model, splits in found.items():
+                for split, values in splits.items():
                     scores.setdefault((model, split), {})[client] = values
         if failed and len(failed) == len(clients):
             client, why = next(iter(failed.items()))
