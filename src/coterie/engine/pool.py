@@ -75,6 +75,8 @@ class Pool:
 
     def close(self) -> None:
         for worker in self._workers:
+            worker.ask_to_stop()
+        for worker in self._workers:
             worker.stop()
 
     def _map(self, take: Callable[[_Worker], _Job | None]) -> Iterator[tuple[_Worker, ClientId, Any]]:
@@ -225,9 +227,11 @@ class _Worker:
         except (BrokenPipeError, ConnectionResetError):
             pass  # the worker died: reading its answer says so
 
-    def stop(self) -> None:
+    def ask_to_stop(self) -> None:
         with contextlib.suppress(BrokenPipeError, OSError):
             self.connection.send(None)
+
+    def stop(self) -> None:
         self.process.join(timeout=5)
         if self.process.is_alive():
             self.process.terminate()

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from coterie.message import Message, Slot
@@ -150,6 +149,8 @@ class FineTune(Wrapper):
 
 def validation_score(logits: Tensor, y: Tensor) -> Tensor:
     """(AUROC, minus cross-entropy); AUROC is 0.5 for all models where it is not defined."""
+    from sklearn.metrics import roc_auc_score  # here, since it takes longer to import than all of the package
+
     binary = logits.shape[1] == 2 and bool((y == 0).any() and (y == 1).any())
     auroc = roc_auc_score(y.cpu().numpy(), (logits[:, 1] - logits[:, 0]).double().cpu().numpy()) if binary else 0.5
     return torch.tensor([float(auroc), -float(F.cross_entropy(logits.double(), y))], dtype=torch.float64)
