@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import coterie
@@ -97,3 +99,10 @@ def test_no_pickle_and_no_long_file() -> None:
         if len(text.splitlines()) > 400:
             wrong.append(f"{path.name} has {len(text.splitlines())} lines")
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_a_worker_imports_leaves_slow_libraries_alone() -> None:
+    """scikit-learn takes longer to import than all of the package, and every worker would wait for it."""
+    found = "import sys, coterie.methods, coterie.engine.run; print([m for m in ('sklearn', 'scipy.stats', 'torchvision') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", found], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

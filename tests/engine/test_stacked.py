@@ -286,7 +286,7 @@ def test_runs_that_parted_meet_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 class Curious(FedAvg):
     def client(self, mine: Groups, down: Any, site: Site) -> Any:
-        if site.client % 2:
+        if not site.client % 2:
             yield from Sweep(fn=features, params={}, streams={"local": site.data.train}, gather="mean", name="look")
         return (yield from super().client(mine, down, site))
 

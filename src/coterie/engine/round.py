@@ -70,6 +70,8 @@ class RoundRunner:
         self.round = round
         self.method: Method = world.method(round.phase)
         self.hub = hub_of(world, round)
+        # the longest first, so that no worker is left with a large client at the end of a round
+        self.order = tuple(sorted(round.cohort, key=lambda client: (-len(world.population.parts[client].train), client)))
         declared = self.method.slots(self.hub)
         self.slots = {name: slot for name, slot in declared.items() if "/" not in name}
         # nothing was sent down under an exchange's names, so what arrives is taken as it is
@@ -90,7 +92,7 @@ class RoundRunner:
         fold = Fold(self.slots, premultiplied=guards.private, expected=self.world.expected(self.round))
         each: dict[ClientId, Message] = {}
         returned: list[ClientId] = []
-        for client, outcome in in_order(self.round.cohort, self._outcomes()):
+        for client, outcome in in_order(self.order, self._outcomes()):
             message = self._receive(client, outcome)
             if message is None:
                 continue
@@ -104,7 +106,7 @@ class RoundRunner:
             result.rows[client] = outcome.row
             result.local[client] = outcome.local
             result.metrics.append(outcome.metrics)
-        result.returned = tuple(returned)
+        result.returned = tuple(sorted(returned))
         if guards.private and not self.round.cohort and not isinstance(self.world.phase(self.round.phase).cohort, Nobody):
             fold.add(guards.nothing_but_noise(self.slots, self.noise))
         elif self.round.cohort and len(returned) < self.rules.min_cohort:
@@ -123,7 +125,7 @@ class RoundRunner:
         yield from self.unready
 
     def _jobs(self) -> Iterator[TrainJob]:
-        for client in self.round.cohort:
+        for client in self.order:
             down = self.method.send(self.state, client, self.hub)
             self.downs[client] = down
             self.result.ledger.count("down", down)
@@ -228,12 +230,10 @@ def row_of(
     return {**first, **(stored or {})}
 
 
-def in_order(
-    cohort: tuple[ClientId, ...], outcomes: Iterator[Outcome]
-) -> Iterator[Outcome]:
-    """The outcomes in cohort order, whatever order they finish in: sums must not depend on it."""
+def in_order(order: tuple[ClientId, ...], outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+    """The outcomes in this order, whatever order they finish in: sums must not depend on it."""
     early: dict[ClientId, Finished | Failure] = {}
-    expected = iter(cohort)
+    expected = iter(order)
     client = next(expected, None)
     for finished, outcome in outcomes:
         early[finished] = outcome

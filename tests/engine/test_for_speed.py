@@ -1,4 +1,4 @@
-"""How tensors lie in memory is a matter of speed: no number, no backend and no file may depend on it."""
+"""What is done for speed alone: how tensors lie in memory, how memory is kept, who comes first. No number depends on it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from play import assert_same
 from torch import nn
 
 from coterie.data.examples import ClientParts, Population, View
+from coterie.engine import loop
 from coterie.engine.answers import laid_out, train
 from coterie.method import SGD, Adam, Phase, Round, Train
 from coterie.methods.fable import Fable
-from coterie.methods.fedavg import Supervised, Training
+from coterie.methods.fedavg import FedAvg, Supervised, Training
 from coterie.methods.scaffold import Scaffold
 from coterie.models.losses import CrossEntropy
 from coterie.models.net import EncoderHead, Net
@@ -52,9 +53,9 @@ def test_a_convolutional_net_gives_the_same_bits_in_any_order_and_in_workers(tmp
         Phase("more", 1, Fable(training=TRAINING, anchors=8), ROTA),
     )
     toy = Toy(net=conv_net, population=pictures)
-    loop = toy.run(plan, tmp_path / "loop")
+    reference = toy.run(plan, tmp_path / "loop")
     for name, settings in (("reversed", {"order": "reversed"}), ("pool", {"backend": "pool", "workers": 2})):
-        assert_same(loop, toy.run(plan, tmp_path / name, **settings))
+        assert_same(reference, toy.run(plan, tmp_path / name, **settings))
 
 
 @pytest.mark.parametrize("optim", [SGD(lr=0.05, momentum=0.9), Adam(lr=0.01)])
@@ -99,3 +100,12 @@ for _ in range(100):
     torch.ones(40_000_000, dtype=torch.uint8)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+
+
+def test_clients_are_worked_on_longest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes 20, 13, 9 and 24: a worker that gets the largest last would keep all others waiting."""
+    begun: list[int] = []
+    start = loop.start
+    monkeypatch.setattr(loop, "start", lambda world, job: (begun.append(job.client), start(world, job))[1])
+    Toy().run((Phase("train", 1, FedAvg(training=TRAINING)),), tmp_path / "run")
+    assert begun == [3, 0, 1, 2]
