@@ -19,8 +19,11 @@ from toy import population
 from coterie.data.examples import View
 from coterie.engine import answers
 from coterie.engine.stacked import backend as stacking
-from coterie.engine.stacked.answer import Member, padding_matters, sweep_stacked, train_stacked
+from coterie.engine.stacked.member import Member
+from coterie.engine.stacked.padding import padding_matters
 from coterie.engine.stacked.signature import signature
+from coterie.engine.stacked.sweep import sweep_stacked
+from coterie.engine.stacked.train import train_stacked
 from coterie.method import SGD, Adam, Batch, Loss, Net, Phase, Site, Sweep, Train, Trained, Turn, editing
 from coterie.methods.fedavg import FedAvg
 from coterie.randomness import Draw, Key
@@ -193,9 +196,9 @@ def by_length(params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: 
 
 
 def test_a_loss_that_forgets_its_mask_is_found() -> None:
-    assert not padding_matters(members(ask(loss=curved))[0], NET, ROUND)
+    assert not padding_matters(members(ask(loss=curved))[0], NET)
     for loss in (forgetful, by_length):
-        assert padding_matters(members(ask(loss=loss))[0], NET, ROUND)
+        assert padding_matters(members(ask(loss=loss))[0], NET)
 
 
 @dataclass(frozen=True)

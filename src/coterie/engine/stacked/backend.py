@@ -11,8 +11,11 @@ from coterie.engine.answers import Asking, Question, reply_to
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
 from coterie.engine.client import Failure, failure
 from coterie.engine.loop import Runs, advance, client_run, converse, evaluation
-from coterie.engine.stacked.answer import Member, padding_matters, sweep_stacked, train_stacked
+from coterie.engine.stacked.member import Member
+from coterie.engine.stacked.padding import padding_matters
 from coterie.engine.stacked.signature import Signature, signature
+from coterie.engine.stacked.sweep import sweep_stacked
+from coterie.engine.stacked.train import train_stacked
 from coterie.message import Message
 from coterie.method import Train
 from coterie.states import ClientId
@@ -114,7 +117,7 @@ class Stacked:
         members = [Member(question.ask, question.context.key) for question in questions]
         kind = signature(first.ask)
         if kind not in self._checked:
-            if padding_matters(members[0], context.net, context.round):
+            if padding_matters(members[0], context.net):
                 raise ValueError("it reads padded rows; weigh rows with the batch's mask, as masked_mean does")
             self._checked.add(kind)
         if isinstance(first.ask, Train):
@@ -158,5 +161,3 @@ def _waves(jobs: Iterable[_Job], width: int) -> Iterator[list[_Job]]:
     pending = iter(jobs)
     while wave := list(islice(pending, width)):
         yield wave
-
-

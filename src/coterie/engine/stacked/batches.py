@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.data.examples import View
-from coterie.tensors import Groups, Tensors
+from coterie.tensors import Tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +69,3 @@ def one_table(views: Sequence[View]) -> tuple[Tensors, list[Tensor]]:
 def in_turn(total: int, batch: int) -> Iterator[Tensor]:
     """Every row once, in order."""
     return iter(torch.split(torch.arange(total), batch))
-
-
-def narrowed(groups: Mapping[str, Tensors], width: int) -> Groups:
-    """The first `width` clients of stacked groups, as views that are written through."""
-    return {group: {name: value[:width] for name, value in values.items()} for group, values in groups.items()}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from coterie.engine.optim import STATE
+from coterie.engine.stacked.groups import lifted
 from coterie.method import SGD, Adam, Optimizer
 from coterie.tensors import Groups, Tensors
 
@@ -73,8 +74,3 @@ class StackedStepper:
         denominator = second.sqrt() / per_client((1.0 - beta2**counts_G).sqrt()) + optim.eps
         decayed = value * per_client(1.0 - rates_G * optim.weight_decay)
         return decayed - per_client(rates_G / (1.0 - beta1**counts_G)) * first / denominator, {"first": first, "second": second}
-
-
-def lifted(value_G: Tensor, dims: int) -> Tensor:
-    """A number or tensor per client, with axes of size 1 after the first so that it goes with tensors of `dims` axes."""
-    return value_G.reshape(len(value_G), *[1] * (dims - value_G.dim()), *value_G.shape[1:])

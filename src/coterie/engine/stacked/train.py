@@ -1,0 +1,190 @@
+"""Many Trains of one signature as one: the reference's steps under vmap, stepped outside it in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.engine.answers import corrected, count_steps, optimizer, place_of, positions_of, turns_of
+from coterie.engine.optim import rate
+from coterie.engine.stacked.batches import Batches
+from coterie.engine.stacked.groups import expanded, lifted, narrowed, row_of, stacked
+from coterie.engine.stacked.member import Member
+from coterie.engine.stacked.steps import StackedStepper
+from coterie.method import Batch, Loss, LossFn, Net, Round, Train, Trained
+from coterie.randomness import draw
+from coterie.tensors import Groups, Tensors
+
+
+def train_stacked(members: Sequence[Member], net: Net, round: Round) -> list[Trained]:
+    """What `answers.train` gives for every member, from steps that all of them take together.
+
+    Clients stand in the order of their number of steps, so that those who are done drop off at the end.
+    """
+    order = sorted(range(len(members)), key=lambda i: -_steps(members[i]))
+    sorted_members = [members[i] for i in order]
+    found = _StackedTrain(sorted_members, net, round).run()
+    return [trained for _, trained in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+
+
+class _StackedTrain:
+    """What all members' steps read and write: stacked values, batches, rates."""
+
+    def __init__(self, members: Sequence[Member], net: Net, round: Round) -> None:
+        self.members = members
+        self.asks: list[Train] = [member.ask for member in members if isinstance(member.ask, Train)]
+        self.ask = self.asks[0]
+        self.net = net
+        self.num_steps = [_steps(member) for member in members]
+        self.params_G = stacked([ask.params for ask in self.asks])
+        self.buffers_G = stacked([ask.buffers for ask in self.asks])
+        self.refs_G, self.refs_axes = expanded([ask.refs for ask in self.asks])
+        self.frozen_G = stacked([{"frozen": ask.frozen or {}} for ask in self.asks])["frozen"]
+        self.device, self.dtype = place_of(self.params_G)
+        self.streams = self.batches_of_streams()
+        self.steppers = {
+            group: StackedStepper(group, values_G, optimizer(self.ask, group), [ask.memory for ask in self.asks])
+            for group, values_G in self.params_G.items()
+        }
+        rates = {
+            group: [
+                [rate(optimizer(ask, group), round, step, count) if step < count else 0.0 for ask, count in self.counted()]
+                for step in range(self.num_steps[0])
+            ]
+            for group in self.params_G
+        }
+        self.rates_SG = {group: torch.tensor(table, dtype=torch.float64, device=self.device) for group, table in rates.items()}
+        self.lr_sums = [dict.fromkeys(self.params_G, 0.0) for _ in self.asks]
+        for group, table in rates.items():
+            times = sum(group in moves for _, moves in turns_of(self.ask))
+            for client, count in enumerate(self.num_steps):
+                self.lr_sums[client][group] = _added(table[step][client] for step in range(count) for _ in range(times))
+        self.totals_G: Tensors = {}
+
+    def counted(self) -> Iterable[tuple[Train, int]]:
+        return zip(self.asks, self.num_steps, strict=True)
+
+    def batches_of_streams(self) -> dict[str, Batches]:
+        streams = [member.streams for member in self.members]
+        return {
+            name: Batches.of(
+                [own[name] for own in streams],
+                [
+                    positions_of(len(own[name]), self.ask.batch_size, member.key.fold("order", name))
+                    for own, member in zip(streams, self.members, strict=True)
+                ],
+                self.num_steps, self.ask.batch_size,
+            )
+            for name in self.ask.streams
+        }  # fmt: skip
+
+    def run(self) -> list[Trained]:
+        for step in range(self.num_steps[0]):
+            self.step(step, width=sum(count > step for count in self.num_steps))
+        return [self.trained(client) for client in range(len(self.asks))]
+
+    def step(self, step: int, width: int) -> None:
+        padded = any(stream.padded(step, width) for stream in self.streams.values())
+        net = self.net.masked() if padded else self.net
+        batch_G = self.batch(step, width)
+        params_G, frozen_G = narrowed(self.params_G, width), {n: v[:width] for n, v in self.frozen_G.items()}
+        refs_G = narrowed(self.refs_G, width, self.refs_axes)
+        told_G: Tensors = {}
+        for loss_fn, moves in turns_of(self.ask):
+            one = Gradients(self.ask, loss_fn, moves, net)
+            axes = (0, 0, self.refs_axes, 0, 0)
+            grads_G, loss_G, metrics_G, after_G = torch.func.vmap(one, in_dims=axes)(
+                params_G, narrowed(self.buffers_G, width), refs_G, batch_G, frozen_G
+            )
+            for group, values in after_G.items():
+                for name, value in values.items():
+                    self.buffers_G[group][name][:width] = value
+            for group in grads_G:
+                self.steppers[group].step(grads_G[group], self.rates_SG[group][step, :width], self.frozen_G)
+            if self.ask.project is not None:
+                self.write(torch.func.vmap(self.ask.project, in_dims=(0, self.refs_axes))(params_G, refs_G), width)
+            objective_G = told_G["objective"] + loss_G if told_G else loss_G
+            told_G = {**told_G, **metrics_G, "objective": objective_G}
+        for name, value_G in told_G.items():
+            if name not in self.totals_G:
+                self.totals_G[name] = torch.zeros(len(self.asks), dtype=torch.float64, device=value_G.device)
+            self.totals_G[name][:width] += value_G.double()
+
+    def batch(self, step: int, width: int) -> dict[str, Tensors]:
+        batch_G: dict[str, Tensors] = {name: stream.batch(step, width) for name, stream in self.streams.items()}
+        # as many numbers as a whole batch needs: those of a short one are the first of them
+        keys = [member.key for member in self.members[:width]]
+        batch_G["noise"] = {
+            name: torch.stack([draw(key.fold("noise", name), step, spec, self.ask.batch_size, self.device, self.dtype) for key in keys])
+            for name, spec in self.ask.noise.items()
+        }
+        return batch_G
+
+    def write(self, projected_G: Groups, width: int) -> None:
+        """What a projection gives, except where a parameter is frozen."""
+        for group, values in projected_G.items():
+            for name, value in values.items():
+                own = self.params_G[group][name][:width]
+                if name in self.frozen_G:
+                    value = torch.where(lifted(self.frozen_G[name][:width], own.dim()), own, value)
+                own.copy_(value)
+
+    def trained(self, client: int) -> Trained:
+        steps = self.num_steps[client]
+        memory = {name: values for stepper in self.steppers.values() for name, values in stepper.memory(client).items()}
+        return Trained(
+            params=row_of(self.params_G, client),
+            buffers=row_of(self.buffers_G, client),
+            memory=memory if steps else {},
+            num_steps=steps,
+            lr_sum=self.lr_sums[client],
+            metrics={name: float(total[client]) / steps for name, total in self.totals_G.items()} if steps else {},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """One client's corrected gradient in one turn, for vmap."""
+
+    ask: Train
+    loss_fn: LossFn
+    moves: frozenset[str]
+    net: Net
+
+    def __call__(
+        self, params: Groups, buffers: Groups, refs: Groups, batch: Batch, frozen: Tensors
+    ) -> tuple[Groups, Tensor, Tensors, Groups]:
+        net = self.net.freezing(frozen) if frozen else self.net
+
+        def compute(at: Groups, buffers: Groups) -> tuple[Groups, Loss]:
+            def objective(moving: Groups) -> tuple[Tensor, Any]:
+                point = {**at, **moving}
+                loss = self.loss_fn(point, buffers, refs, batch, net)
+                total = loss.value
+                for term in self.ask.terms:
+                    total = total + term(point, buffers, refs, batch, net)
+                return total, (total, loss.buffers, loss.metrics)
+
+            moving = {group: at[group] for group in at if group in self.moves}
+            grads, (total, after, metrics) = torch.func.grad(objective, has_aux=True)(moving)
+            return grads, Loss(total, after, metrics)
+
+        grads, loss = corrected(self.ask, compute, params, buffers, refs, frozen)
+        return grads, loss.value, loss.metrics, loss.buffers
+
+
+def _steps(member: Member) -> int:
+    assert isinstance(member.ask, Train)
+    return count_steps(member.ask, member.streams)
+
+
+def _added(numbers: Iterable[float]) -> float:
+    """In the order of the steps, as the reference adds them."""
+    total = 0.0
+    for number in numbers:
+        total += number
+    return total
