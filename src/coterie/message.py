@@ -16,6 +16,9 @@ Kind = Literal["value", "change"]
 Reduction = Literal["mean", "sum", "each"]
 Guard = Literal["update", "examples", "public"]
 
+SCALARS = "scalars"
+"""The slot that declares a Message's scalars: names, with the shape () and guard "public"."""
+
 _NUMBER_BYTES = 8  # a scalar or a weight on the wire
 
 

@@ -171,7 +171,8 @@ class ClientTable(Mapping[ClientId, Groups]):
         if self._on_disk.get(client, (None, 0))[0] == version:
             return
         assert self.folder is not None
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (self.folder.parent, self.folder):  # mkdir gives its mode to the last of a path only
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if client in self._on_disk:
             self._replaced.append(self.path(client, self._on_disk[client][0]))
         self._on_disk[client] = version, write_private(self.path(client, version), pack_groups(self._memory[client]))

@@ -18,6 +18,7 @@ SLOTS = {
     "groups": Slot({"l1": ((4,), torch.float32), "l2": ((4,), torch.float32)}, reduce="each", subset=True),
     "images": Slot({"x": ((-1, 2), torch.float32), "y": ((-1,), torch.int64)}, kind="change", reduce="each", guard="examples"),
     "statistics": Slot({"mean": ((2,), torch.float32)}, guard="public"),
+    "scalars": Slot({"loss": ((), torch.float32)}, guard="public"),
 }
 RECEIVED = Message({"shared": {"w": torch.ones(2, 3), "b": torch.zeros(3)}, "statistics": {"mean": torch.full((2,), 5.0)}})
 
@@ -72,6 +73,7 @@ def with_shared(**tensors: Tensor) -> Message:
         (replace(message(), weight=torch.tensor(float("nan"))), "sent the weight nan."),
         (replace(message(), weight=torch.tensor(float("inf"))), "sent the weight inf."),
         (replace(message(), scalars={"loss": torch.tensor(float("nan"))}), "sent a scalar 'loss' that is not one finite number."),
+        (replace(message(), scalars={"age": torch.tensor(41.0)}), "sent the scalar 'age', which is not among ['loss']. Declare it"),
         (replace(message(), scalars={"loss": torch.zeros(2)}), "sent a scalar 'loss' that is not one finite number."),
     ],
 )  # fmt: skip

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from coterie.engine.run import Finish, RunError, run
 from coterie.engine.settings import Settings
-from coterie.message import Message, Slot
-from coterie.method import ClientRun, Named, Nobody, Phase, Plan, Poisson, Site
+from coterie.message import SCALARS, Message, Slot
+from coterie.method import ClientRun, Hub, Named, Nobody, Phase, Plan, Poisson, Site
 from coterie.methods.fedavg import FedAvg, fedavg
 from coterie.methods.fl_gap import fl_gap
 from coterie.methods.local import Local
@@ -266,6 +266,9 @@ def test_combinations_that_cannot_protect_are_refused_before_the_run(tmp_path: P
 class Telling(FedAvg):
     """FedAvg that also tells its loss."""
 
+    def slots(self, hub: Hub) -> Mapping[str, Slot]:
+        return {**super().slots(hub), SCALARS: Slot({"loss": ((), torch.float32)}, guard="public")}
+
     def client(self, mine: Groups, down: Message, site: Site) -> ClientRun:
         row, up = yield from super().client(mine, down, site)
         return row, Message(up.groups, {"loss": torch.tensor(0.5)}, up.weight)
@@ -274,8 +277,15 @@ class Telling(FedAvg):
 def test_scalars_cannot_leave_under_noise(tmp_path: Path) -> None:
     plan = (Phase("train", 1, Telling()),)
     go(plan, tmp_path / "clip", Guards(clip=1.0))
-    with pytest.raises(ValueError, match=r"The scalars \['loss'\] would leave the client unguarded.*Don't send them"):
+    with pytest.raises(ValueError, match="Telling sends 'scalars' unguarded, so noise on the rest protects nobody"):
         go(plan, tmp_path / "noise", Guards(clip=1.0, noise=1.0, n_max=50))
+
+
+def test_shares_of_the_noise_for_more_clients_than_there_are_is_refused_before_the_run(tmp_path: Path) -> None:
+    guards = Guards(clip=1.0, noise=1.0, split="share", min_cohort=5, n_max=50)
+    with pytest.raises(ValueError, match="share of the noise for 5 of them, but there are 4"):
+        go(fedavg(rounds=1), tmp_path / "run", guards)
+    assert not (tmp_path / "run").exists()
 
 
 # --- in a run ---------------------------------------------------------------------------------------------------------------------

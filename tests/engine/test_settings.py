@@ -44,6 +44,19 @@ def test_an_unknown_word_is_refused(knobs: dict[str, Any], text: str) -> None:
         Settings(**knobs)
 
 
+def test_a_plan_without_phases_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="The plan has no phase"):
+        Toy().run((), tmp_path / "run")
+
+
+def test_rows_wait_in_folders_that_only_their_owner_reads(tmp_path: Path) -> None:
+    """Also where rows go to disk before the first checkpoint."""
+    plan = fedavg(rounds=1, training=TRAINING, buffers="local")
+    finish = Toy(net=norm_net).run(plan, tmp_path / "run", row_memory_mb=1e-6)
+    folders = [finish.path / "checkpoint", finish.path / "checkpoint" / "clients"]
+    assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700, 0o700]
+
+
 def test_data_are_given_in_the_runs_precision(tmp_path: Path) -> None:
     """Columns made from NumPy are float64, the net is float32."""
 

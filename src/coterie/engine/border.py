@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from coterie.message import Message, Slot
+from coterie.message import SCALARS, Message, Slot
 from coterie.tensors import norm, sub
 
 _LARGEST_WEIGHT = 1e15  # beyond any count; weights of 1e308 would overflow the mean, and a model of NaN never recovers
@@ -26,12 +26,15 @@ def check(message: Message, slots: Mapping[str, Slot], sent: Message, *, norm_ra
         for name, value in tensors.items():
             _check_tensor(f"{group}/{name}", value, slots[group].spec[name])
     for group, slot in slots.items():
-        if group not in message.groups and slot.spec and not slot.subset and slot.reduce != "each":
+        if group not in {*message.groups, SCALARS} and slot.spec and not slot.subset and slot.reduce != "each":
             raise Refused(f"sent no group '{group}'. The method's client must return every declared group.")
     weight = message.weight
     if weight is not None and not 0 <= float(weight) <= _LARGEST_WEIGHT:
         raise Refused(f"sent the weight {float(weight)}. A weight must be a number from 0 to {_LARGEST_WEIGHT:.0e}.")
+    declared = slots[SCALARS].spec if SCALARS in slots else {}
     for name, value in message.scalars.items():
+        if name not in declared:
+            raise Refused(f"sent the scalar '{name}', which is not among {sorted(declared)}. Declare it in slots(), as '{SCALARS}'.")
         if value.numel() != 1 or not bool(torch.isfinite(value)):
             raise Refused(f"sent a scalar '{name}' that is not one finite number.")
     _check_size(message, slots, sent, norm_ratio)

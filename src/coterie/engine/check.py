@@ -33,6 +33,8 @@ def check(
 
 def check_world(world: World, guards: Guards, settings: Settings) -> None:
     """Phases, cohorts, slots and guards fit together."""
+    if not world.plan:
+        raise ValueError("The plan has no phase, so there is nothing to run. Give at least one Phase.")
     seen: set[str] = set()
     for phase in world.plan:
         if phase.name in seen:
@@ -43,6 +45,11 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
             raise ValueError(
                 f"min_cohort is {settings.min_cohort}, but a cohort of phase '{phase.name}' has {len(round.cohort)} clients. "
                 f"Use --min-cohort {len(round.cohort)} or less."
+            )
+        if round.cohort and guards.shares > len(world.population):
+            raise ValueError(
+                f"Each client adds a share of the noise for {guards.shares} of them, but there are {len(world.population)}. "
+                f"Set the guards' min_cohort to {len(world.population)} or less."
             )
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)

@@ -210,8 +210,7 @@ class Runner:
     def attempt(self, backend: Backend, phase: Phase, first: int, index: int) -> tuple[RoundResult, list[TooFew]]:
         """The round, repeated with a new cohort when too few come back (never under noise: it counts as spent)."""
         attempts = 1 if self.guards.private else self.settings.max_attempts
-        shares = self.guards.min_cohort if self.guards.private and self.guards.split == "share" else 1
-        rules = Rules(self.guards, max(self.settings.min_cohort, shares), self.settings.norm_ratio)
+        rules = Rules(self.guards, max(self.settings.min_cohort, self.guards.shares), self.settings.norm_ratio)
         lost: list[TooFew] = []
         for attempt in range(attempts):
             key = Key(self.settings.seed, ("cohort", index, *(("attempt", attempt) if attempt else ())))

@@ -54,6 +54,11 @@ class Guards:
         return self.noise > 0
 
     @property
+    def shares(self) -> int:
+        """How many clients must return so that their shares add up to the noise that is claimed."""
+        return self.min_cohort if self.private and self.split == "share" else 1
+
+    @property
     def noise_std(self) -> float:
         """Standard deviation per coordinate that one client adds."""
         full = self.noise * (self.clip or 0.0) * math.sqrt(1.0 + self.kappa**2)
