@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.randomness import Draw, Key, draw, philox
+from coterie.randomness import Draw, Key, draw, draw_many, philox, words_of
 
 CPU = torch.device("cpu")
 
@@ -128,3 +128,15 @@ def test_the_size_batch_stands_for_the_batch():
 def test_a_draw_with_wrong_numbers_is_refused():
     with pytest.raises(ValueError, match=r"Draw 'beta' takes 2 numbers, found \(2\.0,\)\. Give exactly those"):
         Draw("beta", ("batch",), (2.0,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "args"),
+    [("normal", ()), ("uniform", ()), ("integers", (9,)), ("bernoulli", (0.5,)), ("beta", (2.0, 0.5)), ("categorical", (1.0, 2.0))],
+)
+def test_many_keys_at_once_give_each_keys_own_numbers(kind, args):
+    keys = [Key(3, ("client", client)) for client in range(5)]
+    spec = Draw(kind, ("batch", 3), args)
+    together = draw_many(words_of(keys, CPU), 4, spec, 7, torch.float64)
+    for key, found in zip(keys, together, strict=True):
+        assert torch.equal(found, draw(key, 4, spec, 7, CPU, torch.float64))

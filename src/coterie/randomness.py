@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -69,11 +70,22 @@ def _multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
     return high, (a * (b & 0xFFFF) + ((a * (b >> 16) & 0xFFFF) << 16)) & _MASK
 
 
-def _words(key: Key, step: int | Tensor, stream: int, count: int, device: torch.device) -> Tensor:
-    blocks = torch.arange(-(-count // 4), dtype=torch.int64, device=device)
+Words: TypeAlias = tuple[Tensor, Tensor]
+"""The key words of G places, [G, 1] each."""
+
+
+def words_of(keys: Sequence[Key], device: torch.device) -> Words:
+    """What `draw_many` needs to know of these keys: hashed once, for all steps."""
+    low, high = zip(*(key.words for key in keys), strict=True)
+    return torch.tensor(low, device=device)[:, None], torch.tensor(high, device=device)[:, None]
+
+
+def _random_words(words: Words, step: int | Tensor, stream: int, count: int) -> Tensor:
+    """`count` random 32-bit words of every place, [G, count]."""
+    blocks = torch.arange(-(-count // 4), dtype=torch.int64, device=words[0].device)
     zero = torch.zeros_like(blocks)
-    words = philox((blocks, zero + stream, zero + step, zero), key.words)
-    return torch.stack(words, dim=1).reshape(-1)[:count]
+    drawn = philox((blocks, zero + stream, zero + step, zero), words)
+    return torch.stack(drawn, dim=2).flatten(1)[:, :count]
 
 
 @dataclass(frozen=True)
@@ -92,49 +104,58 @@ class Draw:
 
 def draw(key: Key, step: int | Tensor, spec: Draw, batch: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The tensor that `spec` asks for at `step`."""
-    shape = tuple(batch if size == "batch" else int(size) for size in spec.shape)
-    count = math.prod(shape)
+    return draw_many(words_of([key], device), step, spec, batch, dtype)[0]
+
+
+def draw_many(words: Words, step: int | Tensor, spec: Draw, batch: int, dtype: torch.dtype) -> Tensor:
+    """What `draw` gives for each of G keys, as one tensor with a leading axis of G."""
+    shape = (len(words[0]), *(batch if size == "batch" else int(size) for size in spec.shape))
+    count = math.prod(shape[1:])
     if spec.kind == "normal":
-        return _normal(key, step, 0, count, device).to(dtype).reshape(shape)
+        return _normal(words, step, 0, count).to(dtype).reshape(shape)
     if spec.kind == "beta":
         a, b = spec.args
-        first, second = _gamma(key, step, 1, a, count, device), _gamma(key, step, 100, b, count, device)
+        first, second = _gamma(words, step, 1, a, count), _gamma(words, step, 100, b, count)
         return (first / (first + second)).to(dtype).reshape(shape)
-    words = _words(key, step, 0, count, device)
+    drawn = _random_words(words, step, 0, count)
     if spec.kind == "integers":
-        return (words * int(spec.args[0]) >> 32).reshape(shape)
-    uniform = (words >> 8).double() * 2.0**-24  # 24 bits: exact in float32 and never rounded up to 1
+        return (drawn * int(spec.args[0]) >> 32).reshape(shape)
+    uniform = (drawn >> 8).double() * 2.0**-24  # 24 bits: exact in float32 and never rounded up to 1
     if spec.kind == "uniform":
         return uniform.to(dtype).reshape(shape)
     if spec.kind == "bernoulli":
         return (uniform < spec.args[0]).reshape(shape)
-    weights = torch.tensor(spec.args, dtype=torch.float64, device=device)
+    weights = torch.tensor(spec.args, dtype=torch.float64, device=uniform.device)
     return torch.bucketize(uniform, (weights / weights.sum()).cumsum(0)[:-1], right=True).reshape(shape)
 
 
-def _normal(key: Key, step: int | Tensor, stream: int, count: int, device: torch.device) -> Tensor:
+def _open_uniform(words: Words, step: int | Tensor, stream: int, count: int) -> Tensor:
+    """In (0, 1), never 0: its logarithm is finite."""
+    return (_random_words(words, step, stream, count).double() + 0.5) * 2.0**-32
+
+
+def _normal(words: Words, step: int | Tensor, stream: int, count: int) -> Tensor:
     """Box-Muller on 32-bit words, computed in float64 whatever it is cast to afterwards."""
-    words = (_words(key, step, stream, count + count % 2, device).double() + 0.5) * 2.0**-32
-    radius, angle = (-2.0 * words[0::2].log()).sqrt(), 2.0 * math.pi * words[1::2]
+    u = _open_uniform(words, step, stream, count + count % 2)
+    radius, angle = (-2.0 * u[:, 0::2].log()).sqrt(), 2.0 * math.pi * u[:, 1::2]
     # side by side, so that a number depends on its place only: a padded batch has the numbers of a short one, and more
-    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1).reshape(-1)[:count]
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=2).flatten(1)[:, :count]
 
 
-def _gamma(key: Key, step: int | Tensor, stream: int, shape: float, count: int, device: torch.device) -> Tensor:
+def _gamma(words: Words, step: int | Tensor, stream: int, shape: float, count: int) -> Tensor:
     """Gamma(shape, 1) by Marsaglia and Tsang (2000), with a fixed number of tries instead of a loop."""
     boost = max(shape, 1.0 + shape) if shape < 1.0 else shape
     d = boost - 1.0 / 3.0
     c = 1.0 / math.sqrt(9.0 * d)
-    result = torch.full((count,), d, dtype=torch.float64, device=device)
-    done = torch.zeros(count, dtype=torch.bool, device=device)
+    result = torch.full((len(words[0]), count), d, dtype=torch.float64, device=words[0].device)
+    done = torch.zeros_like(result, dtype=torch.bool)
     for attempt in range(_GAMMA_TRIES):
-        x = _normal(key, step, stream + 3 * attempt, count, device)
-        u = (_words(key, step, stream + 3 * attempt + 1, count, device).double() + 0.5) * 2.0**-32
+        x = _normal(words, step, stream + 3 * attempt, count)
+        u = _open_uniform(words, step, stream + 3 * attempt + 1, count)
         v = (1.0 + c * x) ** 3
         good = (v > 0) & (u.log() < 0.5 * x * x + d - d * v + d * v.clamp(min=1e-300).log())
         result = torch.where(good & ~done, d * v, result)
         done |= good
     if shape < 1.0:
-        u = (_words(key, step, stream + 2, count, device).double() + 0.5) * 2.0**-32
-        result = result * u ** (1.0 / shape)
+        result = result * _open_uniform(words, step, stream + 2, count) ** (1.0 / shape)
     return result

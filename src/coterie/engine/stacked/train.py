@@ -16,7 +16,7 @@ from coterie.engine.stacked.groups import expanded, lifted, narrowed, row_of, st
 from coterie.engine.stacked.member import Member
 from coterie.engine.stacked.steps import StackedStepper
 from coterie.method import Batch, Loss, LossFn, Net, Round, Train, Trained
-from coterie.randomness import draw
+from coterie.randomness import draw_many, words_of
 from coterie.tensors import Groups, Tensors
 
 
@@ -46,6 +46,9 @@ class _StackedTrain:
         self.frozen_G = stacked([{"frozen": ask.frozen or {}} for ask in self.asks])["frozen"]
         self.device, self.dtype = place_of(self.params_G)
         self.streams = self.batches_of_streams()
+        self.noise_words = {
+            name: words_of([member.key.fold("noise", name) for member in members], self.device) for name in self.ask.noise
+        }
         self.steppers = {
             group: StackedStepper(group, values_G, optimizer(self.ask, group), [ask.memory for ask in self.asks])
             for group, values_G in self.params_G.items()
@@ -117,10 +120,9 @@ class _StackedTrain:
     def batch(self, step: int, width: int) -> dict[str, Tensors]:
         batch_G: dict[str, Tensors] = {name: stream.batch(step, width) for name, stream in self.streams.items()}
         # as many numbers as a whole batch needs: those of a short one are the first of them
-        keys = [member.key for member in self.members[:width]]
         batch_G["noise"] = {
-            name: torch.stack([draw(key.fold("noise", name), step, spec, self.ask.batch_size, self.device, self.dtype) for key in keys])
-            for name, spec in self.ask.noise.items()
+            name: draw_many((low[:width], high[:width]), step, self.ask.noise[name], self.ask.batch_size, self.dtype)
+            for name, (low, high) in self.noise_words.items()
         }
         return batch_G
 
