@@ -295,3 +295,31 @@ def test_one_model_under_two_names_is_evaluated_once(
     results = Toy(net=norm_net).run(plan, tmp_path / "run", eval_every=1).summary["results"]
     assert len(sweeps) == 4 * 2 * (models + 1)  # clients, validation and test, and the model of each client's own training
     assert (results["global"] == results["personal"]) == (models == 1)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    factors: torch.Tensor
+
+    def __call__(self, params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Tensors:
+        return {"logits": net.apply(params["shared"], {}, batch["local"], train=False)[0] * self.factors}
+
+
+class Scaling(FedAvg):
+    """Its predictors hold a tensor each, whose equality is no single truth."""
+
+    def global_model(self, state: ServerState, hub: Hub) -> Predictor:
+        return scaled(super().global_model(state, hub))
+
+    def personal(self, mine: Groups, down: Message, site: Site) -> PersonalRun:
+        return scaled(super().personal(mine, down, site))
+
+
+def scaled(predictor: object) -> Predictor:
+    assert isinstance(predictor, Predictor)
+    return replace(predictor, fn=Scaled(torch.tensor([1.0, 2.0, 1.0])))
+
+
+def test_a_predictor_that_holds_a_tensor_is_evaluated(tmp_path: Path) -> None:
+    results = Toy().run((Phase("train", 1, Scaling(training=TRAINING)),), tmp_path / "run").summary["results"]
+    assert results["personal"] == results["global"]

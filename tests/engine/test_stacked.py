@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from cases import ROTA, TRAINING, Toy, norm_net
 from play import tensors_of
 from test_answers import Twice, halved, tenfold
 from test_exchange import Poll
+from torch import nn
 from toy import population
 
 from coterie.data.examples import View
@@ -26,6 +28,9 @@ from coterie.engine.stacked.sweep import sweep_stacked
 from coterie.engine.stacked.train import train_stacked
 from coterie.method import SGD, Adam, Batch, Loss, Net, Phase, Site, Sweep, Train, Trained, Turn, editing
 from coterie.methods.fedavg import FedAvg
+from coterie.models.losses import CrossEntropy
+from coterie.models.net import EncoderHead
+from coterie.models.net import Net as Module
 from coterie.randomness import Draw, Key
 from coterie.tensors import Groups, Tensors, masked_mean
 
@@ -83,6 +88,11 @@ def first_half(params: Groups, buffers: Groups, refs: Groups, batch: Batch, net:
     return Loss(loss.value, loss.buffers, {"first": loss.value.detach()})
 
 
+def without_extra(grads: Groups, refs: Groups) -> Groups:
+    return {group: values for group, values in grads.items() if group != "extra"}
+
+
+PARAMS = ask().params
 SETTINGS: dict[str, dict[str, Any]] = {
     "passes": {"steps": None, "epochs": 3},
     "steps beyond a pass": {"steps": 7},
@@ -105,6 +115,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     }},
     "turns": {"loss": None, "turns": (Turn(loss=first_half, moves=frozenset({"shared"})), Turn(loss=curved, moves=frozenset({"shared"})))},
     "no step at all": {"steps": 0},
+    "a correction that leaves a group where it is": {
+        "optim": SGD(lr=0.1, momentum=0.9), "adjusts": (without_extra,), "params": {**PARAMS, "extra": {"e": torch.tensor(1.0, dtype=F64)}},
+    },
+    "turns that never move a group, and a group without names": {
+        "loss": None, "turns": (Turn(loss=first_half, moves=frozenset({"shared"})),), "optim": SGD(lr=0.1, momentum=0.9),
+        "params": {**PARAMS, "extra": {"e": torch.tensor(1.0, dtype=F64)}, "none": {}},
+    },
 }  # fmt: skip
 
 
@@ -118,7 +135,11 @@ def test_every_kind_of_training_gives_the_references_numbers(setting: str, share
 def test_memory_goes_in_and_out_and_a_client_without_one_starts_fresh(optim: Any) -> None:
     group = members(ask(loss=curved, optim=optim, steps=3))
     memories = [got.memory if i % 2 else None for i, got in enumerate(train_stacked(group, NET, ROUND))]
-    assert_as_the_reference([Member(replace(m.ask, memory=kept), m.key) for m, kept in zip(group, memories, strict=True)])
+    group = [Member(replace(m.ask, memory=kept), m.key) for m, kept in zip(group, memories, strict=True)]
+    assert_as_the_reference(group)
+    steps = (3, 0, 2, 5)  # who takes no step hands back what it brought
+    assert_as_the_reference([Member(replace(m.ask, steps=count), m.key) for m, count in zip(group, steps, strict=True)])
+    assert_as_the_reference([Member(replace(m.ask, optim=SGD(lr=0.1)), m.key) for m in group])
 
 
 def test_a_train_without_streams_lives_on_noise() -> None:
@@ -195,10 +216,30 @@ def by_length(params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: 
     return Loss((local["x"][:, 0] * local["mask"]).sum() / len(local["x"]) * params["shared"]["b"])
 
 
+def rounded(params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Loss:
+    return Loss(curved(params, buffers, refs, batch, net).value, {"seen": {"rows": batch["local"]["mask"].sum()}})
+
+
+def test_a_buffer_of_another_kind_than_before_is_not_cast_in_silence() -> None:
+    with pytest.raises(ValueError, match="it gives a buffer another shape or dtype than it had; keep both"):
+        train_stacked(members(ask(loss=rounded)), NET, ROUND)
+
+
 def test_a_loss_that_forgets_its_mask_is_found() -> None:
     assert not padding_matters(members(ask(loss=curved))[0], NET)
     for loss in (forgetful, by_length):
         assert padding_matters(members(ask(loss=loss))[0], NET)
+
+
+def test_a_gradient_that_is_rounding_alone_is_no_sign_of_padding() -> None:
+    """A bias before a batch norm has none; and one client that diverged says nothing of the others."""
+    torch.manual_seed(1)
+    layer = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU())
+    net = Module(EncoderHead(nn.Sequential(OrderedDict(layer1=layer)), nn.Linear(5, 3), 5), CrossEntropy()).to("cpu", F64)
+    data = {"x": torch.randn(20, 6, dtype=F64), "y": torch.arange(20) % 3}
+    train = ask(params={"shared": net.params}, buffers={"buffers": net.buffers}, loss=task, streams={"local": data})
+    lost = replace(train, params={"shared": {name: value * torch.nan for name, value in net.params.items()}})
+    assert not any(padding_matters(Member(one, Key(1)), net) for one in (train, lost))
 
 
 @dataclass(frozen=True)
@@ -208,8 +249,36 @@ class Changed(FedAvg):
     kind: str = "forgetful"
 
     def client(self, mine: Groups, down: Any, site: Site) -> Any:
-        loss = {"forgetful": Forgetful(), "branching": Branching(), "failing": Failing(site.client == 1)}[self.kind]
+        if self.kind == "forgetful later":
+            ramp = {"r": torch.tensor(float(site.round.index), dtype=F64)}
+            return (yield from editing(super().client(mine, down, site), lambda ask: ask.adding(late, ramp=ramp), moves="shared"))
+        loss = {
+            "forgetful": Forgetful(), "branching": Branching(), "failing": Failing(site.client == 1),
+            "holding a tensor": Scaled(torch.ones(3, dtype=F64) * (1 + site.client)), "holding a list": Listed([2.0]),
+        }[self.kind]  # fmt: skip
         return (yield from editing(super().client(mine, down, site), lambda ask: replace(ask, loss=loss), moves="shared"))
+
+
+def late(params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Any:
+    """A term that forgets its mask, and weighs nothing in the first round."""
+    return refs["ramp"]["r"] * net.apply(params["shared"], {}, batch["local"], train=True)[0].square().mean()
+
+
+@dataclass(frozen=True)
+class Scaled:
+    scale: Any
+
+    def __call__(self, params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Loss:
+        outputs, _ = net.apply(params["shared"], {}, batch["local"], train=True)
+        return Loss(masked_mean((outputs * self.scale).square().sum(1), batch["local"]["mask"]))
+
+
+@dataclass(frozen=True)
+class Listed:
+    scale: list[float]
+
+    def __call__(self, params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Loss:
+        return Scaled(self.scale[0])(params, buffers, refs, batch, net)
 
 
 @dataclass(frozen=True)
@@ -241,8 +310,12 @@ class Failing:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("forgetful", "it reads padded rows"), ("branching", "vmap"), ("failing", None)]
-)
+    ("kind", "reason"),
+    [
+        ("forgetful", "it reads padded rows"), ("forgetful later", "it reads padded rows"), ("branching", "vmap"),
+        ("failing", None), ("holding a tensor", None), ("holding a list", "unhashable"),
+    ],
+)  # fmt: skip
 def test_what_cannot_stand_beside_others_is_answered_alone_and_said(kind: str, reason: str | None, tmp_path: Path) -> None:
     plan = (Phase("train", 3, Changed(training=TRAINING, kind=kind), ROTA),)
     told: list[str] = []

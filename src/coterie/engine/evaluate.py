@@ -58,7 +58,14 @@ def evaluate_models(
 def same(one: Predictor, other: Predictor) -> bool:
     """Whether two predictors compute the same, to the bit."""
     groups = [(p.params, p.buffers, p.refs) for p in (one, other)]
-    return (one.fn, one.noise) == (other.fn, other.noise) and all(equal_groups(a, b) for a, b in zip(*groups, strict=True))
+    return _equal_values((one.fn, one.noise), (other.fn, other.noise)) and all(equal_groups(a, b) for a, b in zip(*groups, strict=True))
+
+
+def _equal_values(one: object, other: object) -> bool:
+    try:
+        return one == other
+    except (RuntimeError, ValueError):  # functions that hold tensors or arrays, whose equality is no single truth
+        return False
 
 
 def evaluate_parts(predictor: Predictor, site: Site, metric: Metric) -> Asking:

@@ -12,7 +12,7 @@ from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores,
 from coterie.engine.client import Failure, failure
 from coterie.engine.loop import Runs, advance, client_run, converse, evaluation
 from coterie.engine.stacked.member import Member
-from coterie.engine.stacked.padding import padding_matters
+from coterie.engine.stacked.padding import num_rows, padding_matters
 from coterie.engine.stacked.signature import Signature, signature
 from coterie.engine.stacked.sweep import sweep_stacked
 from coterie.engine.stacked.train import train_stacked
@@ -33,10 +33,12 @@ class Stacked:
         self._width = width
         self._before: defaultdict[str, set[str]] = defaultdict(set)  # of an ask's name: what some run asked before it
         self._alone: set[Signature] = set()  # what can't be answered together
-        self._checked: set[Signature] = set()  # what gives the same numbers with padding as without
+        self._checked: set[Signature] = set()  # what gives the same numbers with padding as without, in this round
         self._remarks: list[str] = []
+        self._told: set[str] = set()
 
     def train(self, jobs: Iterable[TrainJob], answer: AnswerExchange) -> Iterator[Outcome]:
+        self._checked.clear()  # a term that forgets its mask may get a weight later
         waves = ({job.client: client_run(self._world, job) for job in wave} for wave in _waves(jobs, self._width))
         return converse(waves, self._side_by_side, answer)
 
@@ -86,7 +88,8 @@ class Stacked:
         kind = self._kind(pending[first])
         if kind is None:
             return [first]
-        alike = [client for client, question in pending.items() if self._kind(question) == kind]
+        # `in` and not `==`: functions that hold tensors are told apart by their hash, their equality is no single truth
+        alike = [client for client, question in pending.items() if self._kind(question) in {kind}]
         return sorted(alike)[: self._width]
 
     def _kind(self, question: Question) -> Signature | None:
@@ -115,14 +118,17 @@ class Stacked:
     def _together(self, questions: list[Question]) -> list[Any]:
         first, context = questions[0], questions[0].context
         members = [Member(question.ask, question.context.key) for question in questions]
+        replies: list[Any]
+        if isinstance(first.ask, Train):
+            replies = list(train_stacked(members, context.net, context.round))
+        else:
+            replies = list(sweep_stacked(members, context.net))
         kind = signature(first.ask)
-        if kind not in self._checked:
-            if padding_matters(members[0], context.net):
+        if kind not in self._checked:  # afterwards: a net that draws by itself is told by its own reason
+            if padding_matters(max(members, key=num_rows), context.net):
                 raise ValueError("it reads padded rows; weigh rows with the batch's mask, as masked_mean does")
             self._checked.add(kind)
-        if isinstance(first.ask, Train):
-            return list(train_stacked(members, context.net, context.round))
-        return list(sweep_stacked(members, context.net))
+        return replies
 
     def _leave_alone(self, question: Question, reason: str) -> None:
         self._alone.add(signature(question.ask))
@@ -130,7 +136,8 @@ class Stacked:
 
     def _remark(self, question: Question, reason: str) -> None:
         text = f"The ask '{question.ask.name}' is answered client by client: {reason}"
-        if text not in self._remarks:
+        if text not in self._told:
+            self._told.add(text)
             self._remarks.append(text)
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from coterie.engine.optim import STATE
-from coterie.engine.stacked.groups import lifted
+from coterie.engine.stacked.groups import lifted, row_of
 from coterie.method import SGD, Adam, Optimizer
-from coterie.tensors import Groups, Tensors
+from coterie.tensors import Groups, Tensors, clone_groups
 
 _COUNT = "count"
 
@@ -23,11 +23,14 @@ class StackedStepper:
         self._params_G = params_G
         self._optim = optim
         kinds = STATE[type(optim)] if isinstance(optim, Adam) or optim.momentum else ()
-        kept = [memory or {} for memory in memories]
-        self._state_G: Groups = {kind: self._stacked([memory.get(f"{group}/{kind}") for memory in kept]) for kind in kinds}
-        counts = [float(memory.get(f"{group}/{_COUNT}", {}).get("steps", 0.0)) for memory in kept]
+        known = [memory or {} for memory in memories]
+        self._given: list[Groups] = [
+            {kind: own[f"{group}/{kind}"] for kind in STATE[type(optim)] if own.get(f"{group}/{kind}")} for own in known
+        ]
+        self._state_G: Groups = {kind: self._stacked([given.get(kind) for given in self._given]) for kind in kinds}
+        self._begun = [float(own.get(f"{group}/{_COUNT}", {}).get("steps", 0.0)) for own in known]
         device = next((value.device for value in params_G.values()), None)
-        self._counts_G = torch.tensor(counts, dtype=torch.float64, device=device)
+        self._counts_G = torch.tensor(self._begun, dtype=torch.float64, device=device)
 
     def _stacked(self, kept: Sequence[Tensors | None]) -> Tensors:
         return {
@@ -36,13 +39,20 @@ class StackedStepper:
         }
 
     def memory(self, client: int) -> Groups:
-        kept = {f"{self._group}/{kind}": {n: v[client].clone() for n, v in values.items()} for kind, values in self._state_G.items()}
-        if self._params_G and float(self._counts_G[client]):
-            kept[f"{self._group}/{_COUNT}"] = {"steps": self._counts_G[client].cpu().clone()}
+        """What came in, and what steps made of it: a group that never moved remembers nothing new."""
+        count = float(self._counts_G[client])
+        state = clone_groups(self._given[client])
+        if count != self._begun[client]:
+            state |= row_of(self._state_G, client)
+        kept = {f"{self._group}/{kind}": values for kind, values in state.items()}
+        if count:
+            kept[f"{self._group}/{_COUNT}"] = {"steps": torch.tensor(count, dtype=torch.float64)}
         return kept
 
     def step(self, grads_G: Tensors, rates_G: Tensor, frozen_G: Tensors) -> None:
         """One step of the first `len(rates_G)` clients; what `frozen_G` marks keeps its value and its optimiser state."""
+        if not self._params_G:
+            return  # nothing that could remember a step
         width = len(rates_G)
         self._counts_G[:width] += 1
         for name, value_G in self._params_G.items():

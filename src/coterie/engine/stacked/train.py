@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,19 +54,15 @@ class _StackedTrain:
             group: StackedStepper(group, values_G, optimizer(self.ask, group), [ask.memory for ask in self.asks])
             for group, values_G in self.params_G.items()
         }
-        rates = {
+        self.rates = {
             group: [
                 [rate(optimizer(ask, group), round, step, count) if step < count else 0.0 for ask, count in self.counted()]
                 for step in range(self.num_steps[0])
             ]
             for group in self.params_G
         }
-        self.rates_SG = {group: torch.tensor(table, dtype=torch.float64, device=self.device) for group, table in rates.items()}
-        self.lr_sums = [dict.fromkeys(self.params_G, 0.0) for _ in self.asks]
-        for group, table in rates.items():
-            times = sum(group in moves for _, moves in turns_of(self.ask))
-            for client, count in enumerate(self.num_steps):
-                self.lr_sums[client][group] = _added(table[step][client] for step in range(count) for _ in range(times))
+        self.rates_SG = {group: torch.tensor(table, dtype=torch.float64, device=self.device) for group, table in self.rates.items()}
+        self.moves: Counter[str] = Counter()  # how often a group was stepped
         self.totals_G: Tensors = {}
 
     def counted(self) -> Iterable[tuple[Train, int]]:
@@ -105,8 +102,9 @@ class _StackedTrain:
             )
             for group, values in after_G.items():
                 for name, value in values.items():
-                    self.buffers_G[group][name][:width] = value
+                    self.keep_buffer(self.buffers_G[group][name], value)
             for group in grads_G:
+                self.moves[group] += 1
                 self.steppers[group].step(grads_G[group], self.rates_SG[group][step, :width], self.frozen_G)
             if self.ask.project is not None:
                 self.write(torch.func.vmap(self.ask.project, in_dims=(0, self.refs_axes))(params_G, refs_G), width)
@@ -126,6 +124,11 @@ class _StackedTrain:
         }
         return batch_G
 
+    def keep_buffer(self, buffer_G: Tensor, value_G: Tensor) -> None:
+        if (value_G.dtype, value_G.shape[1:]) != (buffer_G.dtype, buffer_G.shape[1:]):
+            raise ValueError("it gives a buffer another shape or dtype than it had; keep both")
+        buffer_G[: len(value_G)] = value_G
+
     def write(self, projected_G: Groups, width: int) -> None:
         """What a projection gives, except where a parameter is frozen."""
         for group, values in projected_G.items():
@@ -141,11 +144,20 @@ class _StackedTrain:
         return Trained(
             params=row_of(self.params_G, client),
             buffers=row_of(self.buffers_G, client),
-            memory=memory if steps else {},
+            memory=memory,
             num_steps=steps,
-            lr_sum=self.lr_sums[client],
+            lr_sum={group: self.lr_sum(group, client) for group in self.params_G},
             metrics={name: float(total[client]) / steps for name, total in self.totals_G.items()} if steps else {},
         )
+
+    def lr_sum(self, group: str, client: int) -> float:
+        """Added in the order of the steps, as the reference adds them."""
+        times = self.moves[group] // max(self.num_steps[0], 1)
+        total = 0.0
+        for rates in self.rates[group][: self.num_steps[client]]:
+            for _ in range(times):
+                total += rates[client]
+        return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,11 +194,3 @@ class Gradients:
 def _steps(member: Member) -> int:
     assert isinstance(member.ask, Train)
     return count_steps(member.ask, member.streams)
-
-
-def _added(numbers: Iterable[float]) -> float:
-    """In the order of the steps, as the reference adds them."""
-    total = 0.0
-    for number in numbers:
-        total += number
-    return total
