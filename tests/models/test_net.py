@@ -219,3 +219,23 @@ def test_a_norm_that_works_otherwise_is_refused(knobs):
 
 def test_a_head_of_several_layers_has_the_last_ones_outputs():
     assert norm_and_head(nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 2))).num_outputs == 2
+
+
+def test_tied_weights_are_one_parameter_wherever_they_are_used() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3, bias=False)
+            self.second = nn.Linear(3, 3, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.second(self.first(x))
+            return out
+
+    net = Net(EncoderHead(Tied(), nn.Linear(3, 2), 3), CrossEntropy())
+    w = torch.arange(9.0).reshape(3, 3)
+    x = torch.ones(1, 3)
+    found, _ = net.encode({"encoder.first.weight": w}, {}, {"x": x}, train=True)
+    assert torch.equal(found, x @ w.T @ w.T) and "encoder.second.weight" not in net.params
+    assert torch.equal(net.bind({"encoder.first.weight": w}, {}).encoder(x), x @ w.T @ w.T)

@@ -132,10 +132,21 @@ def answer(ask: Train | Sweep, context: Context, ordinal: int = 0) -> Trained | 
 
 @contextlib.contextmanager
 def own_generator(key: Key, device: torch.device) -> Iterator[None]:
-    """What a net draws by itself (dropout) depends on the ask alone, not on who was computed before in this process."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(key.fold("torch").torch_seed())
+    """What a net draws by itself (dropout) depends on the ask alone, not on who was computed before in this process.
+
+    Not by torch.manual_seed: without an accelerator it writes down the stack of every call, for a day when there is one.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index])
+    before = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(key.fold("torch").torch_seed())
+    try:
         yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
 
 
 def train(ask: Train, net: Net, round: Round, key: Key) -> Trained:

@@ -46,6 +46,7 @@ class Net:
         self._loss = loss
         self._inputs = inputs
         self.params: Tensors = clone(dict(module.named_parameters()))
+        self._ties = _ties_of(module)
         persistent = set(module.state_dict())
         buffers = dict(module.named_buffers())
         self.buffers: Tensors = clone({n: b for n, b in buffers.items() if n in persistent})
@@ -130,7 +131,7 @@ class Net:
     def bind(self, params: Tensors, buffers: Tensors) -> nn.Module:
         """An ordinary module with these values, in evaluation mode, for hooks (relevance, perceptual losses)."""
         module = copy.deepcopy(self._modes[False])
-        values = {**self._constants, **self.buffers, **self.params, **buffers, **params}
+        values = self._with_ties({**self._constants, **self.buffers, **self.params, **buffers, **params})
         for name, value in values.items():
             owner_name, _, leaf = name.rpartition(".")
             owner = module.get_submodule(owner_name)
@@ -165,6 +166,7 @@ class Net:
                 module.add_module(name, copy.deepcopy(part).to("meta").train(mode))
             other._modes[mode] = module
         other._plain = other._modes[True]
+        other._ties = {**self._ties, **_ties_of(grown)}
         return other
 
     def _split(self, train: bool = False) -> EncoderHead:
@@ -210,6 +212,16 @@ class Net:
     ) -> tuple[Any, Tensors]:
         # cloned because batch norm writes its statistics in place, and the caller's must stay as they are
         after = {name: value.clone() for name, value in buffers.items()} if module.training else buffers
-        given = {**self._constants, **after, **params}
+        given = self._with_ties({**self._constants, **after, **params})
         inside = {name[len(prefix) :]: value for name, value in given.items() if name.startswith(prefix)}
-        return functional_call(module, inside, inputs, strict=False), after
+        return functional_call(module, inside, inputs, strict=False, tie_weights=False), after  # looking for ties would cost every call
+
+    def _with_ties(self, given: Tensors) -> Tensors:
+        return {**given, **{other: given[name] for other, name in self._ties.items() if name in given}}
+
+
+def _ties_of(module: nn.Module) -> dict[str, str]:
+    """Further names of parameters that are used in several places -> the name that they have in `params`."""
+    first: dict[int, str] = {}
+    names = [(name, first.setdefault(id(value), name)) for name, value in module.named_parameters(remove_duplicate=False)]
+    return {name: known for name, known in names if name != known}
