@@ -17,6 +17,8 @@ from torch import nn
 from coterie.data.examples import ClientParts, Population, View
 from coterie.engine import loop
 from coterie.engine.answers import laid_out, train
+from coterie.engine.backend import World
+from coterie.engine.pool import Pool
 from coterie.method import SGD, Adam, Phase, Round, Train
 from coterie.methods.fable import Fable
 from coterie.methods.fedavg import FedAvg, Supervised, Training
@@ -109,3 +111,14 @@ def test_clients_are_worked_on_longest_first(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(loop, "start", lambda world, job: (begun.append(job.client), start(world, job))[1])
     Toy().run((Phase("train", 1, FedAvg(training=TRAINING)),), tmp_path / "run")
     assert begun == [3, 0, 1, 2]
+
+
+def test_a_worker_whose_parent_died_before_reading_goes_without_a_word() -> None:
+    toy = Toy()
+    pool = Pool(World((Phase("train", 1, FedAvg()),), toy.population(), toy.net(), toy.metric, seed=0), workers=1)
+    (worker,) = pool._workers
+    worker.connection.send(("unknown order", None, b"", b""))
+    assert worker.connection.poll(20)
+    worker.connection.close()
+    worker.process.join(20)
+    assert worker.process.exitcode == 0

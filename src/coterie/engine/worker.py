@@ -65,7 +65,7 @@ def work(connection: Connection, world: World) -> None:
                 except Exception as error:
                     reply = Failure(f"raised {type(error).__name__}: {error}", traceback.format_exc())
                 connection.send(reply)
-    except (EOFError, KeyboardInterrupt, BrokenPipeError):
+    except (EOFError, KeyboardInterrupt, ConnectionError):  # a parent that died may leave a reply unread, which resets the pipe
         pass
     sys.stdout.flush()
     sys.stderr.flush()
