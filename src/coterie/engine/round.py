@@ -107,6 +107,7 @@ class RoundRunner:
             result.local[client] = outcome.local
             result.metrics.append(outcome.metrics)
         result.returned = tuple(sorted(returned))
+        result.left_out.sort(key=lambda failed: failed[0])
         if guards.private and not self.round.cohort and not isinstance(self.world.phase(self.round.phase).cohort, Nobody):
             fold.add(guards.nothing_but_noise(self.slots, self.noise))
         elif self.round.cohort and len(returned) < self.rules.min_cohort:
