@@ -127,6 +127,7 @@ def reply_to(asked: Question) -> Trained | Tensors:
 
 
 def answer(ask: Train | Sweep, context: Context, ordinal: int = 0) -> Trained | Tensors:
+    """The reference's answer to one ask by itself."""
     return reply_to(question(ask, context, ordinal))
 
 

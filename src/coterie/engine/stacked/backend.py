@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -21,6 +22,14 @@ from coterie.method import Train
 from coterie.states import ClientId
 
 _Job = TypeVar("_Job")
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    """A run's question, and what it shares with others that can be answered together with it."""
+
+    question: Question
+    kind: Signature | None
 
 
 class Stacked:
@@ -56,11 +65,11 @@ class Stacked:
 
     def _side_by_side(self, runs: Runs, replies: Mapping[ClientId, Message]) -> Iterator[tuple[ClientId, Any]]:
         """Each run to its next Exchange or to its result; their Questions are answered in groups."""
-        pending: dict[ClientId, Question] = {}
+        pending: dict[ClientId, _Waiting] = {}
         asked: defaultdict[ClientId, set[str]] = defaultdict(set)
 
         def wait(client: ClientId, question: Question) -> None:
-            pending[client] = question
+            pending[client] = _Waiting(question, self._kind(question))
             self._before[question.ask.name] |= asked[client] - {question.ask.name}
             asked[client].add(question.ask.name)
 
@@ -72,67 +81,62 @@ class Stacked:
                 yield client, found
         while pending:
             group = self._next_group(pending)
-            questions = [pending.pop(client) for client in group]
-            for client, reply in zip(group, self._answers(questions), strict=True):
+            replied = self._answers([pending.pop(client) for client in group])
+            for client, reply in zip(group, replied, strict=True):
                 found = _thrown(runs[client], reply) if isinstance(reply, Exception) else advance(runs[client], reply)
                 if isinstance(found, Question):
                     wait(client, found)
                 else:
                     yield client, found
 
-    def _next_group(self, pending: Mapping[ClientId, Question]) -> list[ClientId]:
+    def _next_group(self, pending: Mapping[ClientId, _Waiting]) -> list[ClientId]:
         """Those who ask the same, of what comes first in a run: so runs that parted meet again."""
-        names = {question.ask.name for question in pending.values()}
-        ready = (client for client, question in pending.items() if not names & self._before[question.ask.name])
+        names = {waiting.question.ask.name for waiting in pending.values()}
+        ready = (client for client, waiting in pending.items() if not names & self._before[waiting.question.ask.name])
         first = next(ready, next(iter(pending)))  # two names that came before each other: any of them
-        kind = self._kind(pending[first])
-        if kind is None:
+        kind = pending[first].kind
+        if kind is None or kind in self._alone:
             return [first]
         # `in` and not `==`: functions that hold tensors are told apart by their hash, their equality is no single truth
-        alike = [client for client, question in pending.items() if self._kind(question) in {kind}]
+        alike = [client for client, waiting in pending.items() if waiting.kind in {kind}]
         return sorted(alike)[: self._width]
 
     def _kind(self, question: Question) -> Signature | None:
         """What it shares with questions that can be answered together with it; None where it has to stand alone."""
         try:
-            kind = signature(question.ask)
+            return signature(question.ask)
         except TypeError as error:
             self._remark(question, str(error))
             return None
-        if kind in self._alone:
-            return None
-        return (kind, question.context.round)
 
-    def _answers(self, questions: list[Question]) -> list[Any]:
+    def _answers(self, group: list[_Waiting]) -> list[Any]:
         """Together where it can be, and one by one where it can't: then an error is thrown into the run that caused it."""
-        if len(questions) == 1:
-            return [_tried(questions[0])]
+        if len(group) == 1:
+            return [_tried(group[0].question)]
         try:
-            return self._together(questions)
+            return self._together(group)
         except Exception as error:
-            replies = [_tried(question) for question in questions]
+            replies = [_tried(waiting.question) for waiting in group]
             if not any(isinstance(reply, Exception) for reply in replies):  # else a client is at fault, not the stacking
-                self._leave_alone(questions[0], f"{type(error).__name__}: {error}".splitlines()[0])
+                assert group[0].kind is not None
+                self._alone.add(group[0].kind)
+                self._remark(group[0].question, f"{type(error).__name__}: {error}".splitlines()[0])
             return replies
 
-    def _together(self, questions: list[Question]) -> list[Any]:
-        first, context = questions[0], questions[0].context
-        members = [Member(question.ask, question.context.key) for question in questions]
+    def _together(self, group: list[_Waiting]) -> list[Any]:
+        first, context, kind = group[0].question, group[0].question.context, group[0].kind
+        assert kind is not None, "who has no kind stands alone"
+        members = [Member(waiting.question.ask, waiting.question.context.key) for waiting in group]
         replies: list[Any]
         if isinstance(first.ask, Train):
             replies = list(train_stacked(members, context.net, context.round))
         else:
             replies = list(sweep_stacked(members, context.net))
-        kind = signature(first.ask)
         if kind not in self._checked:  # afterwards: a net that draws by itself is told by its own reason
             if padding_matters(max(members, key=num_rows), context.net):
                 raise ValueError("it reads padded rows; weigh rows with the batch's mask, as masked_mean does")
             self._checked.add(kind)
         return replies
-
-    def _leave_alone(self, question: Question, reason: str) -> None:
-        self._alone.add(signature(question.ask))
-        self._remark(question, reason)
 
     def _remark(self, question: Question, reason: str) -> None:
         text = f"The ask '{question.ask.name}' is answered client by client: {reason}"

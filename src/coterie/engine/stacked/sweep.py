@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie.engine.answers import common_length, per_example, place_of
 from coterie.engine.stacked.batches import Batches, in_turn
 from coterie.engine.stacked.groups import expanded, narrowed
-from coterie.engine.stacked.member import Member
+from coterie.engine.stacked.member import Member, longest_first
 from coterie.method import Batch, Net, Sweep
 from coterie.randomness import Draw, draw
 from coterie.tensors import Groups, Tensors
@@ -18,9 +18,7 @@ from coterie.tensors import Groups, Tensors
 
 def sweep_stacked(members: Sequence[Member], net: Net) -> list[Tensors]:
     """What `answers.sweep` gives for every member."""
-    order = sorted(range(len(members)), key=lambda i: -common_length(members[i].streams))
-    found = _sweep_sorted([members[i] for i in order], net)
-    return [out for _, out in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+    return longest_first(members, lambda member: common_length(member.streams), lambda ordered: _sweep_sorted(ordered, net))
 
 
 def _sweep_sorted(members: Sequence[Member], net: Net) -> list[Tensors]:

@@ -14,7 +14,7 @@ from coterie.engine.answers import corrected, count_steps, optimizer, place_of, 
 from coterie.engine.optim import rate
 from coterie.engine.stacked.batches import Batches
 from coterie.engine.stacked.groups import expanded, lifted, narrowed, row_of, stacked
-from coterie.engine.stacked.member import Member
+from coterie.engine.stacked.member import Member, longest_first
 from coterie.engine.stacked.steps import StackedStepper
 from coterie.method import Batch, Loss, LossFn, Net, Round, Train, Trained
 from coterie.randomness import draw_many, words_of
@@ -22,14 +22,8 @@ from coterie.tensors import Groups, Tensors
 
 
 def train_stacked(members: Sequence[Member], net: Net, round: Round) -> list[Trained]:
-    """What `answers.train` gives for every member, from steps that all of them take together.
-
-    Clients stand in the order of their number of steps, so that those who are done drop off at the end.
-    """
-    order = sorted(range(len(members)), key=lambda i: -_steps(members[i]))
-    sorted_members = [members[i] for i in order]
-    found = _StackedTrain(sorted_members, net, round).run()
-    return [trained for _, trained in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+    """What `answers.train` gives for every member, from steps that all of them take together."""
+    return longest_first(members, _steps, lambda ordered: _StackedTrain(ordered, net, round).run())
 
 
 class _StackedTrain:
