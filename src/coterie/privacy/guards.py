@@ -25,6 +25,7 @@ class Guards:
     """`clip`: L2 bound C on a client's change. `noise`: multiplier sigma of C; 0 for none.
 
     `split`: "full" noise on every client, or a "share" of 1/sqrt(min_cohort) so that the sum carries sigma C.
+    `budget`: epsilon that the run may spend, after which it stops (`privacy/accountant`).
     `n_max`: weights are min(weight, n_max) / n_max; it must be public, because a weight tells of the data.
     """
 
@@ -35,6 +36,7 @@ class Guards:
     kappa: float = 0.1
     min_cohort: int = 1
     audit_seed: int | None = None
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         if self.clip is not None and not 0 < self.clip < math.inf:
