@@ -17,7 +17,6 @@ from coterie.engine.wire import Ledger
 from coterie.message import Message, Slot
 from coterie.method import Exchange, Hub, Method, Nobody, Round, Sweep, Train, as_run
 from coterie.privacy.guards import Guards
-from coterie.privacy.noise import NoiseSource
 from coterie.randomness import Key
 from coterie.reduce.mean import Fold
 from coterie.states import ClientId, ServerState
@@ -81,7 +80,7 @@ class RoundRunner:
         self.attempt = attempt
         self.evaluate_local = evaluate_local
         self.state = with_server_rows(self.method, state, round.cohort, self.hub)
-        self.noise = NoiseSource(rules.guards.audit_seed, round.index)
+        self.noise = rules.guards.source(round.index)
         self.downs: dict[ClientId, Message] = {}
         self.unready: list[tuple[ClientId, Failure]] = []  # whose first row could not be made
         self.result = RoundResult(self.state, {}, Ledger(round.index + 1, round.phase), ())

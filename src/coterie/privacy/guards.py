@@ -66,6 +66,10 @@ class Guards:
         full = self.noise * (self.clip or 0.0) * math.sqrt(1.0 + self.kappa**2)
         return full / math.sqrt(self.min_cohort) if self.split == "share" else full
 
+    def source(self, round: int) -> NoiseSource:
+        """Where this round's noise comes from; an audit of a broken mechanism draws elsewhere."""
+        return NoiseSource(self.audit_seed, round)
+
     def check(self, slots: Mapping[str, Slot], method: str) -> None:
         """Refuse, before the run, what these guards can't protect."""
         if self.clip is None:
