@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from coterie.data.examples import Population
@@ -10,6 +11,7 @@ from coterie.engine.backend import World
 from coterie.engine.choose import choose_backend, choose_device
 from coterie.engine.round import hub_of, row_of, with_server_rows
 from coterie.engine.settings import Settings
+from coterie.engine.spending import Account, check_budget
 from coterie.method import Nobody, Phase, Plan, Poisson, Round, as_run
 from coterie.metrics.metric import Metric
 from coterie.models.net import Net
@@ -55,6 +57,9 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
             guards.secure.check_cohort(len(world.population) if isinstance(phase.cohort, Poisson) else len(round.cohort))
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
+        if phase is world.plan[0]:
+            least = max(settings.min_cohort, guards.shares)
+            check_budget(guards, phase.cohort, slots, Account(Path(), guards, num_clients=len(world.population), min_returned=least))
 
 
 def check_history(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> None:

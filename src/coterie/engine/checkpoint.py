@@ -28,6 +28,7 @@ class Progress:
     log_sizes: dict[str, int] = field(default_factory=dict)
     delivered: dict[str, set[ClientId]] = field(default_factory=dict)  # content digest -> who has it
     seconds: list[float] = field(default_factory=list)
+    attempts: int = 0  # that are written down in releases.jsonl
 
 
 class CheckpointStore:
@@ -54,6 +55,7 @@ class CheckpointStore:
             "logs": progress.log_sizes,
             "delivered": {digest: sorted(clients) for digest, clients in progress.delivered.items()},
             "seconds": progress.seconds,
+            "attempts": progress.attempts,
         }
         text = json.dumps(manifest)
         whole = json.dumps({"checksum": zlib.crc32(text.encode()), "manifest": manifest})
@@ -95,8 +97,9 @@ class CheckpointStore:
                 self._whole(table.path(client, version).relative_to(self.folder), checksum)
             table.restore(saved)
         progress = Progress(
-            manifest["round"], manifest["logs"], {d: set(c) for d, c in manifest["delivered"].items()}, manifest["seconds"]
-        )
+            manifest["round"], manifest["logs"], {d: set(c) for d, c in manifest["delivered"].items()}, manifest["seconds"],
+            manifest.get("attempts", 0),
+        )  # fmt: skip
         return ServerState(shared, self.server, public), progress
 
     def _save_public(self, public: Mapping[str, Content]) -> dict[str, list[Any]]:

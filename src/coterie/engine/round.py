@@ -40,6 +40,7 @@ class RoundResult:
     metrics: list[Mapping[str, float]] = field(default_factory=list)
     delivered: dict[str, set[ClientId]] = field(default_factory=dict)
     kept_bytes: int = 0  # Messages kept whole for "each" slots
+    sent: dict[str, set[ClientId]] = field(default_factory=dict)  # exchange ("" for the round's Message) -> whose left them
     secure: Mapping[str, Any] | None = None  # what is told of a secure sum
 
 
@@ -230,6 +231,7 @@ class RoundRunner:
         slots = {slot.removeprefix(f"{name}/"): s for slot, s in self.exchanged.items() if slot.startswith(f"{name}/")}
         replies: dict[ClientId, Message | Failure] = {}
         arrived: dict[ClientId, Message] = {}
+        self.result.sent.setdefault(name, set()).update(asked)
         for client, ask in asked.items():
             try:
                 if ask.name != name:
