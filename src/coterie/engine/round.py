@@ -194,6 +194,7 @@ class RoundRunner:
             return None
         if self.secure is not None:
             return self._receive_masked(client, outcome, down)
+        self.result.sent.setdefault("", set()).add(client)
         try:
             message = self._guard(outcome.message, self.slots, down)
         except Refused as refused:
@@ -215,6 +216,7 @@ class RoundRunner:
             if outcome.unusable is not None:
                 raise Refused(outcome.unusable.reason)
             self.secure.add(client, self._guard(outcome.message, self.slots, down))
+            self.result.sent.setdefault("", set()).add(client)
         except Refused as refused:
             self.result.left_out.append((client, outcome.unusable or Failure(str(refused))))
             return None

@@ -170,14 +170,14 @@ class Runner:
         told = self.of_clients(head, "client_left_out", result.left_out)
         told += self.of_clients(head, "client_not_evaluated", unscored.items())
         repeated = [line for few in lost for line in self.lost(head, few)]
-        epsilons = self.account.epsilons()
+        spent = self.account.told()
         numbers = {name: _mean([m[name] for m in result.metrics if name in m]) for name in _names(result.metrics)}
         self.folder.lines("wire.jsonl", [entry for ledger in ledgers for entry in ledger.entries()])
         self.folder.lines("metrics.jsonl", [*lines, *repeated, *told, {
             **head, "event": "round", "seconds": seconds, "bytes_up": up, "bytes_down": down,
             "cohort": self.cohort_size, "returned": len(result.returned),
             "train_loss": next((v for n, v in numbers.items() if n.endswith("/objective")), None), "train": numbers,
-            "kept_bytes": result.kept_bytes, **({"secure_sum": result.secure} if result.secure else {}),
+            "kept_bytes": result.kept_bytes, **({"secure_sum": result.secure} if result.secure else {}), **spent,
         }])  # fmt: skip
         self.folder.clients(client_rows(scores, self.world.population, index + 1))
         self.progress.round = index + 1
@@ -191,8 +191,8 @@ class Runner:
             self.watcher.note(f"Round {index + 1}: client {line['client']} {what}: {line['reason']}")
         for text in backend.remarks():
             self.watcher.note(text)
-        if (spent := epsilons.get(self.account.spending.headline())) is not None:
-            self.watcher.spent(spent)
+        if (epsilon := spent.get("epsilon", {}).get(self.account.spending.headline())) is not None:
+            self.watcher.spent(epsilon)
         self.watcher.round(index + 1, phase.name, seconds, self.headline(lines), self.bytes_total)
 
     def of_clients(

@@ -120,11 +120,12 @@ class Account:
             return "the noise has an audit seed, so it can be repeated and protects nobody"
         return None
 
-    def epsilons(self) -> dict[str, float | None]:
-        """Epsilon of every view now, for the log of a round; nothing without noise, or where nothing is protected."""
+    def told(self) -> dict[str, Any]:
+        """Epsilon of every view now and delta, for the log of a round; nothing without noise, or where nothing is protected."""
         if not self.spending.num_releases or self.protects_nobody:
             return {}
-        return {name: view.epsilon for name, view in self.spending.views().items()}
+        views = self.spending.views()
+        return {"epsilon": {name: view.epsilon for name, view in views.items()}, "delta": self.spending.budget.delta}
 
     def summary(self) -> dict[str, Any] | None:
         """The summary's "privacy": what was done to a Message, and what may be claimed."""
