@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from coterie.engine.answers import Context, conclude, conduct
 from coterie.engine.backend import Backend, Outcome, TrainJob, World
-from coterie.engine.border import Refused, changes, check
+from coterie.engine.border import NotFinite, Refused, changes, check
 from coterie.engine.client import Failure, Finished, failure
 from coterie.engine.wire import Ledger
 from coterie.message import Message, Slot
 from coterie.method import Exchange, Hub, Method, Nobody, Round, Sweep, Train, as_run
-from coterie.privacy.guards import Guards
+from coterie.privacy.clipping import BIT
+from coterie.privacy.guards import Guards, Unguardable
 from coterie.randomness import Key
 from coterie.reduce.mean import Fold
 from coterie.states import ClientId, ServerState
 from coterie.tensors import Groups, num_bytes
+
+_CLIP_TOLD = Message({BIT: {"clip": torch.zeros((), dtype=torch.float64)}})  # 8 bytes: the clip that clients shall use now
 
 
 @dataclass(eq=False)
@@ -36,6 +41,9 @@ class RoundResult:
     metrics: list[Mapping[str, float]] = field(default_factory=list)
     delivered: dict[str, set[ClientId]] = field(default_factory=dict)
     kept_bytes: int = 0  # Messages kept whole for "each" slots
+    sent: tuple[ClientId, ...] = ()  # whose guarded Message left them, whatever became of it
+    void: str | None = None  # why nothing but noise was absorbed
+    clip: float | None = None  # of the next round, where it is adaptive
 
 
 class TooFew(RuntimeError):
@@ -48,11 +56,12 @@ class TooFew(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class Rules:
-    """What holds for every round of a run."""
+    """What holds for every round of a run; the guards' clip is this round's."""
 
     guards: Guards
     min_cohort: int
     norm_ratio: float
+    first_clip: float | None = None  # where an adaptive clip began
 
 
 class RoundRunner:
@@ -69,8 +78,11 @@ class RoundRunner:
         self.round = round
         self.method: Method = world.method(round.phase)
         self.hub = hub_of(world, round)
-        # the longest first, so that no worker is left with a large client at the end of a round
-        self.order = tuple(sorted(round.cohort, key=lambda client: (-len(world.population.parts[client].train), client)))
+        # under noise a cohort that is too small is not even asked; the longest first, so that no worker is left with a large
+        # client at the end of a round
+        self.too_small = rules.guards.private and len(round.cohort) < rules.min_cohort
+        asked = () if self.too_small else round.cohort
+        self.order = tuple(sorted(asked, key=lambda client: (-len(world.population.parts[client].train), client)))
         declared = self.method.slots(self.hub)
         self.slots = {name: slot for name, slot in declared.items() if "/" not in name}
         # nothing was sent down under an exchange's names, so what arrives is taken as it is
@@ -83,12 +95,14 @@ class RoundRunner:
         self.noise = rules.guards.source(round.index)
         self.downs: dict[ClientId, Message] = {}
         self.unready: list[tuple[ClientId, Failure]] = []  # whose first row could not be made
+        self.left: set[ClientId] = set()  # whose guarded Message left them
+        self.silenced: set[ClientId] = set()  # of whom only noise was sent
         self.result = RoundResult(self.state, {}, Ledger(round.index + 1, round.phase), ())
         self.result.delivered = {name: set(clients) for name, clients in delivered.items()}
 
     def run(self) -> RoundResult:
         result, guards = self.result, self.rules.guards
-        fold = Fold(self.slots, premultiplied=guards.private, expected=self.world.expected(self.round))
+        fold = self._fold()
         each: dict[ClientId, Message] = {}
         returned: list[ClientId] = []
         for client, outcome in in_order(self.order, self._outcomes()):
@@ -98,7 +112,9 @@ class RoundRunner:
             assert isinstance(outcome, Finished)
             returned.append(client)
             fold.add(message)
-            own = {name: group for name, group in message.groups.items() if self.slots[name].reduce == "each"}
+            if client in self.silenced:
+                continue
+            own = {name: group for name, group in message.groups.items() if name in self.slots and self.slots[name].reduce == "each"}
             if own:
                 each[client] = Message(own, message.scalars, message.weight).copied()  # its row may hold the same tensors
                 result.kept_bytes += sum(num_bytes(v) for group in own.values() for v in group.values())
@@ -106,16 +122,46 @@ class RoundRunner:
             result.local[client] = outcome.local
             result.metrics.append(outcome.metrics)
         result.returned = tuple(sorted(returned))
+        result.sent = tuple(sorted(self.left))
         result.left_out.sort(key=lambda failed: failed[0])
-        if guards.private and not self.round.cohort and not isinstance(self.world.phase(self.round.phase).cohort, Nobody):
-            fold.add(guards.nothing_but_noise(self.slots, self.noise))
+        few = (
+            f"Round {self.round.index + 1} got {len(returned)} of {len(self.round.cohort)} clients back, fewer than {self.rules.min_cohort}."
+        )
+        nobody = isinstance(self.world.phase(self.round.phase).cohort, Nobody)
+        if guards.private and not nobody and len(returned) < self.rules.min_cohort and (self.too_small or result.sent):
+            fold = self._nothing_but_noise(few)
+            each = {}
         elif self.round.cohort and len(returned) < self.rules.min_cohort:
-            raise TooFew(
-                f"Round {self.round.index + 1} got {len(returned)} of {len(self.round.cohort)} clients back, "
-                f"fewer than {self.rules.min_cohort}.", result,
-            )  # fmt: skip
-        result.state = self._absorb(fold.result(), each)
+            raise TooFew(few, result)
+        result.state = self._absorb(self._without_bits(fold.result()), each)
         return result
+
+    def _fold(self) -> Fold:
+        guards = self.rules.guards
+        return Fold(
+            guards.with_bit(self.slots), premultiplied=guards.private, expected=self.world.expected(self.round),
+            by_expected=guards.private and not guards.kappa,
+        )  # fmt: skip
+
+    def _nothing_but_noise(self, why: str) -> Fold:
+        """Under noise no round is drawn again: who came is forgotten, rows and all, and noise takes the place of the sum."""
+        result = self.result
+        result.void = f"{why} Nothing but noise was absorbed."
+        result.rows, result.local, result.metrics, result.returned, result.kept_bytes = {}, {}, [], (), 0
+        fold = self._fold()
+        fold.add(self.rules.guards.nothing_but_noise(self.slots, self.noise))
+        return fold
+
+    def _without_bits(self, mean: Message | None) -> Message | None:
+        """What the method absorbs; the bits of an adaptive clip move the next round's clip instead."""
+        if mean is None or BIT not in mean.groups or not self.rules.guards.follows:
+            return mean
+        guards = self.rules.guards
+        assert guards.clip is not None
+        expected = max(self.world.expected(self.round), 1.0)
+        first = self.rules.first_clip or guards.clip
+        self.result.clip = guards.adaptive.next_clip(guards.clip, float(mean[BIT]["within"]), expected, first)
+        return Message({name: group for name, group in mean.groups.items() if name != BIT}, mean.scalars, mean.weight)
 
     def _outcomes(self) -> Iterator[Outcome]:
         for outcome in self.backend.train(self._jobs(), self._answer):
@@ -129,6 +175,8 @@ class RoundRunner:
             down = self.method.send(self.state, client, self.hub)
             self.downs[client] = down
             self.result.ledger.count("down", down)
+            if self.rules.guards.follows:
+                self.result.ledger.count("down", _CLIP_TOLD)
             for name, content in self.state.public.items():
                 known = self.result.delivered.setdefault(content.digest, set())
                 if client not in known:
@@ -155,20 +203,35 @@ class RoundRunner:
             return None
         try:
             message = self._guard(outcome.message, self.slots, down)
+        except NotFinite as refused:
+            if not self.rules.guards.private:
+                self._refuse(client, outcome.message, refused)
+                return None
+            # staying away would tell of its data, so it sends its noise and counts as a participant
+            message = self.rules.guards.as_if_absent(self.slots, self.noise)
+            self.silenced.add(client)
+            self.result.left_out.append((client, Failure(f"{refused} Only its noise was sent.")))
         except Refused as refused:
-            self.result.ledger.count("up", outcome.message)  # what crossed is counted all the same
-            self.result.left_out.append((client, Failure(str(refused))))
+            self._refuse(client, outcome.message, refused)
             return None
+        self.left.add(client)
         self.result.ledger.count("up", message)
-        if outcome.unusable is not None:
+        if outcome.unusable is not None and client not in self.silenced:
             self.result.left_out.append((client, outcome.unusable))
             return None
         return message
 
+    def _refuse(self, client: ClientId, message: Message, refused: Refused) -> None:
+        self.result.ledger.count("up", message)  # what crossed is counted all the same
+        self.result.left_out.append((client, Failure(str(refused))))
+
     def _guard(self, message: Message, slots: Mapping[str, Slot], sent: Message) -> Message:
         ratio = float("inf") if self.rules.guards.clip is not None else self.rules.norm_ratio
         check(message, slots, sent, norm_ratio=ratio)
-        return self.rules.guards.apply(changes(message, slots, sent), slots, self.noise)
+        try:
+            return self.rules.guards.apply(changes(message, slots, sent), slots, self.noise)
+        except Unguardable as error:
+            raise NotFinite(str(error)) from error
 
     def _answer(self, asked: Mapping[ClientId, Exchange]) -> Mapping[ClientId, Message | Failure]:
         """Answer a mid-round question of everybody who is still in the round."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -161,10 +162,12 @@ class Runner:
 
     def one_round(self, backend: Backend, phase: Phase, first: int, index: int) -> None:
         started = time.perf_counter()
+        used_clip = self.guards_now().clip
         result, lost = self.attempt(backend, phase, first, index)
         round = self.round_at(phase, first, index, result.returned)
         self.state = commit(self.store, result.state, result.rows, index + 1)
         self.progress.delivered = result.delivered
+        self.progress.clip = result.clip or self.progress.clip
         self.cohort_size = len(result.returned) + len(result.left_out)
         scores, unscored = self.evaluate(backend, phase, round, result) if self.evaluated(index) else ({}, {})
         head = {"round": index + 1, "phase": phase.name}
@@ -175,14 +178,15 @@ class Runner:
         seconds = time.perf_counter() - started
         told = self.of_clients(head, "client_left_out", result.left_out)
         told += self.of_clients(head, "client_not_evaluated", unscored.items())
+        void: list[dict[str, Any]] = [] if result.void is None else [{**head, "event": "round_void", "reason": result.void}]
         repeated = [line for few in lost for line in self.lost(head, few)]
         numbers = {name: _mean([m[name] for m in result.metrics if name in m]) for name in _names(result.metrics)}
         self.folder.lines("wire.jsonl", [entry for ledger in ledgers for entry in ledger.entries()])
-        self.folder.lines("metrics.jsonl", [*lines, *repeated, *told, {
+        self.folder.lines("metrics.jsonl", [*lines, *repeated, *void, *told, {
             **head, "event": "round", "seconds": seconds, "bytes_up": up, "bytes_down": down,
             "cohort": self.cohort_size, "returned": len(result.returned),
             "train_loss": next((v for n, v in numbers.items() if n.endswith("/objective")), None), "train": numbers,
-            "kept_bytes": result.kept_bytes,
+            "kept_bytes": result.kept_bytes, **({"clip": used_clip} if self.guards.follows else {}),
         }])  # fmt: skip
         self.folder.clients(client_rows(scores, self.world.population, index + 1))
         self.progress.round = index + 1
@@ -190,6 +194,8 @@ class Runner:
         if (index + 1) % self.settings.checkpoint_every == 0 or index + 1 == self.total:
             self.progress.log_sizes = self.folder.sizes()
             self.store.save(self.state, self.progress)
+        for line in void:
+            self.watcher.note(line["reason"])
         for line in told:
             what = line["event"].removeprefix("client_").replace("_", " ")
             self.watcher.note(f"Round {index + 1}: client {line['client']} {what}: {line['reason']}")
@@ -210,11 +216,11 @@ class Runner:
     def attempt(self, backend: Backend, phase: Phase, first: int, index: int) -> tuple[RoundResult, list[TooFew]]:
         """The round, repeated with a new cohort when too few come back (never under noise: it counts as spent)."""
         attempts = 1 if self.guards.private else self.settings.max_attempts
-        rules = Rules(self.guards, max(self.settings.min_cohort, self.guards.shares), self.settings.norm_ratio)
+        guards = self.guards_now()
+        rules = Rules(guards, max(self.settings.min_cohort, guards.least), self.settings.norm_ratio, self.guards.clip)
         lost: list[TooFew] = []
         for attempt in range(attempts):
-            key = Key(self.settings.seed, ("cohort", index, *(("attempt", attempt) if attempt else ())))
-            cohort = phase.cohort.draw(len(self.world.population), key)
+            cohort = phase.cohort.draw(len(self.world.population), self.cohort_key(index, attempt))
             round = self.round_at(phase, first, index, cohort)
             state = with_new_groups(self.state, phase.method.server_state(hub_of(self.world, round)))
             fresh = frozenset(c for c in cohort if (self.store.clients.version(c) or 0) <= first)
@@ -239,6 +245,15 @@ class Runner:
             f"{last} Tried {attempts} time{'' if attempts == 1 else 's'}{': ' if reasons else ''}{reasons}. "
             f"{self.store.saved} rounds are saved; mend the cause and resume the run."
         ) from cause
+
+    def guards_now(self) -> Guards:
+        """The guards with this round's clip, where it is adaptive."""
+        return replace(self.guards, clip=self.progress.clip) if self.guards.follows and self.progress.clip else self.guards
+
+    def cohort_key(self, index: int, attempt: int) -> Key:
+        """Who is drawn follows from the seed; under noise from nothing that anybody knows, which is what amplifies (PT-D1)."""
+        hidden = self.guards.private and self.guards.audit_seed is None
+        return Key(secrets.randbits(63) if hidden else self.settings.seed, ("cohort", index, *(("attempt", attempt) if attempt else ())))
 
     def evaluate(
         self, backend: Backend, phase: Phase, round: Round, result: RoundResult
