@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -15,11 +16,14 @@ from coterie.engine.answers import Context, conclude, conduct
 from coterie.engine.backend import Backend, Outcome, TrainJob, World
 from coterie.engine.border import NotFinite, Refused, changes, check
 from coterie.engine.client import Failure, Finished, failure
+from coterie.engine.secure import SecureRound
 from coterie.engine.wire import Ledger
 from coterie.message import Message, Slot
 from coterie.method import Exchange, Hub, Method, Nobody, Round, Sweep, Train, as_run
 from coterie.privacy.clipping import BIT
 from coterie.privacy.guards import Guards, Unguardable
+from coterie.privacy.secure_sum import Aborted
+from coterie.privacy.secure_sum.vector import Layout
 from coterie.randomness import Key
 from coterie.reduce.mean import Fold
 from coterie.states import ClientId, ServerState
@@ -44,6 +48,7 @@ class RoundResult:
     sent: tuple[ClientId, ...] = ()  # whose guarded Message left them, whatever became of it
     void: str | None = None  # why nothing but noise was absorbed
     clip: float | None = None  # of the next round, where it is adaptive
+    secure: Mapping[str, Any] | None = None  # what is told of a secure sum
 
 
 class TooFew(RuntimeError):
@@ -100,7 +105,23 @@ class RoundRunner:
         self.result = RoundResult(self.state, {}, Ledger(round.index + 1, round.phase), ())
         self.result.delivered = {name: set(clients) for name, clients in delivered.items()}
 
+        self.secure = self._secure_round()
+
     def run(self) -> RoundResult:
+        if self.secure is None:
+            return self._run()
+        try:
+            self.secure.open()
+            return self._run()
+        except Aborted as aborted:
+            if not self.rules.guards.private:
+                raise TooFew(str(aborted), self.result) from aborted
+            return self._void(f"{aborted} Nothing was absorbed.")
+        finally:
+            self.secure.count_traffic()
+            self.result.secure = self.secure.record()
+
+    def _run(self) -> RoundResult:
         result, guards = self.result, self.rules.guards
         fold = self._fold()
         each: dict[ClientId, Message] = {}
@@ -111,10 +132,11 @@ class RoundRunner:
                 continue
             assert isinstance(outcome, Finished)
             returned.append(client)
-            fold.add(message)
+            if self.secure is None:
+                fold.add(message)
             if client in self.silenced:
                 continue
-            own = {name: group for name, group in message.groups.items() if name in self.slots and self.slots[name].reduce == "each"}
+            own = {name: group for name, group in message.groups.items() if name != BIT and self.slots[name].reduce == "each"}
             if own:
                 each[client] = Message(own, message.scalars, message.weight).copied()  # its row may hold the same tensors
                 result.kept_bytes += sum(num_bytes(v) for group in own.values() for v in group.values())
@@ -129,11 +151,15 @@ class RoundRunner:
         )
         nobody = isinstance(self.world.phase(self.round.phase).cohort, Nobody)
         if guards.private and not nobody and len(returned) < self.rules.min_cohort and (self.too_small or result.sent):
+            if self.secure is not None:
+                return self._void(f"{few} The sum was not unmasked, and nothing was absorbed.")
             fold = self._nothing_but_noise(few)
             each = {}
         elif self.round.cohort and len(returned) < self.rules.min_cohort:
             raise TooFew(few, result)
-        result.state = self._absorb(self._without_bits(fold.result()), each)
+        if self.secure is not None:
+            fold.add(self.secure.close())
+        result.state = self._absorb(self._in_dtypes(self._without_bits(fold.result())), each)
         return result
 
     def _fold(self) -> Fold:
@@ -145,12 +171,17 @@ class RoundRunner:
 
     def _nothing_but_noise(self, why: str) -> Fold:
         """Under noise no round is drawn again: who came is forgotten, rows and all, and noise takes the place of the sum."""
-        result = self.result
-        result.void = f"{why} Nothing but noise was absorbed."
-        result.rows, result.local, result.metrics, result.returned, result.kept_bytes = {}, {}, [], (), 0
+        self._void(f"{why} Nothing but noise was absorbed.")
         fold = self._fold()
         fold.add(self.rules.guards.nothing_but_noise(self.slots, self.noise))
         return fold
+
+    def _void(self, why: str) -> RoundResult:
+        """The round as if nobody had come, but for what left them."""
+        result = self.result
+        result.void, result.sent, result.state = why, tuple(sorted(self.left)), self.state
+        result.rows, result.local, result.metrics, result.returned, result.kept_bytes = {}, {}, [], (), 0
+        return result
 
     def _without_bits(self, mean: Message | None) -> Message | None:
         """What the method absorbs; the bits of an adaptive clip move the next round's clip instead."""
@@ -162,6 +193,22 @@ class RoundRunner:
         first = self.rules.first_clip or guards.clip
         self.result.clip = guards.adaptive.next_clip(guards.clip, float(mean[BIT]["within"]), expected, first)
         return Message({name: group for name, group in mean.groups.items() if name != BIT}, mean.scalars, mean.weight)
+
+    def _secure_round(self) -> SecureRound | None:
+        """The protocol of this attempt, where there is a cohort and something to sum."""
+        guards, layout = self.rules.guards, Layout(self.rules.guards.with_bit(self.slots))
+        if guards.secure is None or not layout.slots or not self.order:
+            return None
+        dropouts = Key(self.world.seed, ("dropout", self.round.index, self.attempt))
+        device = next(iter(self.world.net.params.values())).device
+        return SecureRound(guards, layout, self.round, self.noise, device, self.result.ledger, dropouts)
+
+    def _in_dtypes(self, mean: Message | None) -> Message | None:
+        """A sum is decoded in float64; the method gets what its slots declare."""
+        if mean is None or self.secure is None:
+            return mean
+        groups = {name: {key: value.to(self.slots[name].spec[key][1]) for key, value in group.items()} for name, group in mean.groups.items()}
+        return mean.with_(**groups)
 
     def _outcomes(self) -> Iterator[Outcome]:
         for outcome in self.backend.train(self._jobs(), self._answer):
@@ -201,18 +248,13 @@ class RoundRunner:
         if isinstance(outcome, Failure):
             self.result.left_out.append((client, outcome))
             return None
+        if self.secure is not None:
+            return self._receive_masked(client, outcome, down)
         try:
-            message = self._guard(outcome.message, self.slots, down)
-        except NotFinite as refused:
-            if not self.rules.guards.private:
-                self._refuse(client, outcome.message, refused)
-                return None
-            # staying away would tell of its data, so it sends its noise and counts as a participant
-            message = self.rules.guards.as_if_absent(self.slots, self.noise)
-            self.silenced.add(client)
-            self.result.left_out.append((client, Failure(f"{refused} Only its noise was sent.")))
+            message = self._guarded_or_noise(client, outcome.message, down)
         except Refused as refused:
-            self._refuse(client, outcome.message, refused)
+            self.result.ledger.count("up", outcome.message)  # what crossed is counted all the same
+            self.result.left_out.append((client, Failure(str(refused))))
             return None
         self.left.add(client)
         self.result.ledger.count("up", message)
@@ -221,9 +263,31 @@ class RoundRunner:
             return None
         return message
 
-    def _refuse(self, client: ClientId, message: Message, refused: Refused) -> None:
-        self.result.ledger.count("up", message)  # what crossed is counted all the same
-        self.result.left_out.append((client, Failure(str(refused))))
+    def _guarded_or_noise(self, client: ClientId, message: Message, sent: Message) -> Message:
+        """What leaves the client. Under noise staying away would tell of its data: unusable numbers become noise on zeros."""
+        try:
+            return self._guard(message, self.slots, sent)
+        except NotFinite as refused:
+            if not self.rules.guards.private:
+                raise
+            self.silenced.add(client)
+            self.result.left_out.append((client, Failure(f"{refused} Only its noise was sent.")))
+            return self.rules.guards.as_if_absent(self.slots, self.noise)
+
+    def _receive_masked(self, client: ClientId, outcome: Finished, down: Message) -> Message | None:
+        """Under a secure sum: the client guards, encodes and masks; what stays here is that it has, not what."""
+        assert self.secure is not None
+        try:
+            if not self.secure.sends(client):
+                raise Refused("dropped out before it sent its masked vector, as the experiment asks for.")
+            if outcome.unusable is not None:
+                raise Refused(outcome.unusable.reason)
+            self.secure.add(client, self._guarded_or_noise(client, outcome.message, down))
+        except Refused as refused:
+            self.result.left_out.append((client, outcome.unusable or Failure(str(refused))))
+            return None
+        self.left.add(client)
+        return Message()
 
     def _guard(self, message: Message, slots: Mapping[str, Slot], sent: Message) -> Message:
         ratio = float("inf") if self.rules.guards.clip is not None else self.rules.norm_ratio

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -162,7 +161,7 @@ class Runner:
 
     def one_round(self, backend: Backend, phase: Phase, first: int, index: int) -> None:
         started = time.perf_counter()
-        used_clip = self.guards_now().clip
+        used_clip = self.guards.at(self.progress.clip).clip
         result, lost = self.attempt(backend, phase, first, index)
         round = self.round_at(phase, first, index, result.returned)
         self.state = commit(self.store, result.state, result.rows, index + 1)
@@ -187,6 +186,7 @@ class Runner:
             "cohort": self.cohort_size, "returned": len(result.returned),
             "train_loss": next((v for n, v in numbers.items() if n.endswith("/objective")), None), "train": numbers,
             "kept_bytes": result.kept_bytes, **({"clip": used_clip} if self.guards.follows else {}),
+            **({"secure_sum": result.secure} if result.secure else {}),
         }])  # fmt: skip
         self.folder.clients(client_rows(scores, self.world.population, index + 1))
         self.progress.round = index + 1
@@ -216,11 +216,12 @@ class Runner:
     def attempt(self, backend: Backend, phase: Phase, first: int, index: int) -> tuple[RoundResult, list[TooFew]]:
         """The round, repeated with a new cohort when too few come back (never under noise: it counts as spent)."""
         attempts = 1 if self.guards.private else self.settings.max_attempts
-        guards = self.guards_now()
+        guards = self.guards.at(self.progress.clip)
         rules = Rules(guards, max(self.settings.min_cohort, guards.least), self.settings.norm_ratio, self.guards.clip)
         lost: list[TooFew] = []
         for attempt in range(attempts):
-            cohort = phase.cohort.draw(len(self.world.population), self.cohort_key(index, attempt))
+            key = Key(self.guards.cohort_seed(self.settings.seed), ("cohort", index, *(("attempt", attempt) if attempt else ())))
+            cohort = phase.cohort.draw(len(self.world.population), key)
             round = self.round_at(phase, first, index, cohort)
             state = with_new_groups(self.state, phase.method.server_state(hub_of(self.world, round)))
             fresh = frozenset(c for c in cohort if (self.store.clients.version(c) or 0) <= first)
@@ -245,15 +246,6 @@ class Runner:
             f"{last} Tried {attempts} time{'' if attempts == 1 else 's'}{': ' if reasons else ''}{reasons}. "
             f"{self.store.saved} rounds are saved; mend the cause and resume the run."
         ) from cause
-
-    def guards_now(self) -> Guards:
-        """The guards with this round's clip, where it is adaptive."""
-        return replace(self.guards, clip=self.progress.clip) if self.guards.follows and self.progress.clip else self.guards
-
-    def cohort_key(self, index: int, attempt: int) -> Key:
-        """Who is drawn follows from the seed; under noise from nothing that anybody knows, which is what amplifies (PT-D1)."""
-        hidden = self.guards.private and self.guards.audit_seed is None
-        return Key(secrets.randbits(63) if hidden else self.settings.seed, ("cohort", index, *(("attempt", attempt) if attempt else ())))
 
     def evaluate(
         self, backend: Backend, phase: Phase, round: Round, result: RoundResult

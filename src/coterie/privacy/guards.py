@@ -1,4 +1,4 @@
-"""What protects a Message before it leaves a client, in one place and one order: clip -> weigh -> noise.
+"""What protects a Message before it leaves a client, in one place and one order: clip -> weigh -> noise -> mask.
 
 One clip norm C spans every guarded group: as one bound for all of them ("flat"), as bounds C / sqrt(G) of G layers or
 slots, whose squares add up to C^2 ("groups"), or as one bound that follows a quantile of the clients' lengths ("adaptive",
@@ -14,6 +14,7 @@ the client does. With kappa = 0 no weight travels, and sums are divided by the n
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -21,9 +22,12 @@ from typing import Literal, get_args
 import torch
 
 from coterie.message import Message, Slot
+from coterie.privacy.accountant import Budget
 from coterie.privacy.clipping import BIT, BIT_SLOT, Adaptive, ClipGroups, ClipMode, factor_to, length, towards_zero, units
 from coterie.privacy.noise import Mechanism, NoiseSource, grid_step
 from coterie.privacy.release import Release, Sampling
+from coterie.privacy.secure_sum.settings import SecureSum
+from coterie.privacy.secure_sum.vector import check_slots
 from coterie.tensors import Groups, Tensors
 
 
@@ -43,8 +47,10 @@ class Guards:
     `clip_mode`: "flat", "groups" (of `clip_groups`: layers or slots), or "adaptive" (as `adaptive` says).
     `mechanism`: "gaussian", or "discrete" on a grid, drawn exactly, for sums in whole numbers.
     `split`: "full" noise on every client, or a "share" of 1/sqrt(min_cohort) so that the sum carries sigma C.
+    `budget`: epsilon that the run may spend, after which it stops (`privacy/accountant`).
     `n_max`: weights are min(weight, n_max) / n_max; it must be public, because a weight tells of the data. 1 counts all
     alike; None refuses weights above 1. `kappa`: scale of the weight's own coordinate; 0 sends no weight.
+    `secure`: the server learns the sum only; the engine masks what these guards leave of a Message.
     """
 
     clip: float | None = None
@@ -58,6 +64,8 @@ class Guards:
     clip_groups: ClipGroups = "layers"
     adaptive: Adaptive = Adaptive()
     mechanism: Mechanism = "gaussian"
+    budget: Budget | None = None
+    secure: SecureSum | None = None
 
     def __post_init__(self) -> None:
         if self.clip is not None and not 0 < self.clip < math.inf:
@@ -74,12 +82,19 @@ class Guards:
         for name, known in (("clip_mode", ClipMode), ("clip_groups", ClipGroups), ("mechanism", Mechanism)):
             if getattr(self, name) not in get_args(known):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(known))}, found '{getattr(self, name)}'. Use one of those.")
+        if self.budget is not None and self.budget.epsilon is not None and not self.noise:
+            raise ValueError(
+                f"A budget of epsilon {self.budget.epsilon:g} without noise allows no round. "
+                "Set noise (coterie privacy plan tells how much), or leave the budget out."
+            )
         if self.noise and self.clip is None:
             raise ValueError("Noise without a clip bounds nothing: found noise > 0 and no clip. Set clip as well.")
         if self.clip is None and self.clip_mode != "flat":
             raise ValueError(f"clip_mode {self.clip_mode} needs a clip to share out or to begin with, found none. Set clip as well.")
         if self.private and not math.isfinite(self.noise_std):
             raise ValueError(f"A clip of {self.clip} with noise {self.noise} is more than a float holds. Use smaller ones.")
+        if self.secure is not None:
+            self._check_range(self.secure.range)
 
     @property
     def private(self) -> bool:
@@ -132,6 +147,28 @@ class Guards:
     def _of_one(self, whole: float) -> float:
         return whole / math.sqrt(self.min_cohort) if self.split == "share" else whole
 
+    @property
+    def coordinate_bound(self) -> float:
+        """The range that a secure sum reserves for one client's coordinate: C + 8 sigma C under noise, with both factors of kappa."""
+        bit = 0.5 + 8.0 * self._of_one(self.bit_noise or 0.0) if self.follows else 0.0
+        if self.private:
+            return max((self.clip or 0.0) * max(1.0, self.kappa) + 8.0 * self.noise_std, bit)
+        declared = self.secure.range if self.secure is not None else None
+        return max(declared or self.clip or 0.0, bit)
+
+    @property
+    def weight_scale(self) -> float:
+        """What a weight of 1 is in a secure sum's last coordinate: kappa C under noise, else all of the range."""
+        return self.kappa * (self.clip or 0.0) if self.private else self.coordinate_bound
+
+    def at(self, clip: float | None) -> Guards:
+        """These guards with the clip that a run has come to, where it is adaptive."""
+        return replace(self, clip=clip) if self.follows and clip else self
+
+    def cohort_seed(self, seed: int) -> int:
+        """What cohorts are drawn from: the run's seed, and under noise what nobody knows, because that amplifies (PT-D1)."""
+        return secrets.randbits(63) if self.private and self.audit_seed is None else seed
+
     def source(self, round: int) -> NoiseSource:
         """Where this round's noise comes from; an audit of a broken mechanism draws elsewhere."""
         return NoiseSource(self.audit_seed, round)
@@ -143,6 +180,9 @@ class Guards:
 
     def check(self, slots: Mapping[str, Slot], method: str) -> None:
         """Refuse, before the run, what these guards can't protect."""
+        if self.secure is not None:
+            check_slots(slots, method)
+            self._check_public(slots, method)
         if self.clip is None:
             return
         if BIT in slots:
@@ -208,7 +248,7 @@ class Guards:
         assert self.clip is not None
         guarded = self._guarded(message, slots)
         bounds = units(guarded, self.clip_mode, self.clip_groups)
-        weight = self._weight(message) if self.private else 1.0
+        weight = self.weight_of(message) if self.private else 1.0
         done: Groups = {group: {} for group in guarded}
         whole = 0.0
         for unit in bounds:
@@ -236,14 +276,14 @@ class Guards:
     def _guarded(self, message: Message, slots: Mapping[str, Slot]) -> Groups:
         return {name: group for name, group in message.groups.items() if slots[name].guard == "update"}
 
-    def _weight(self, message: Message) -> float:
-        """a in [0, 1]."""
+    def weight_of(self, message: Message) -> float:
+        """a in [0, 1], how much this client counts."""
         weight = 1.0 if message.weight is None else float(message.weight)
         if not weight >= 0.0:
             raise Unguardable(f"sent the weight {weight}. A weight must be a number of at least 0.")
         if self.n_max is None and weight > 1.0:
             raise ValueError(
-                f"With noise a client's weight must be public or bounded, found {weight:g}. "
+                f"With {'noise' if self.private else 'a secure sum'} a client's weight must be public or bounded, found {weight:g}. "
                 "Set n_max to the largest number of examples that counts, or to 1 to count all clients alike."
             )
         most = self.n_max or 1.0
@@ -268,6 +308,24 @@ class Guards:
 
     def _add(self, noise: NoiseSource, values: Tensors, longest: float, std: float) -> Tensors:
         return noise.add(values, std) if self.mechanism == "gaussian" else noise.add_discrete(values, std, grid_step(longest))
+
+
+    def _check_range(self, declared: float | None) -> None:
+        if self.private and declared is not None:
+            raise ValueError(
+                f"Under noise the range of a secure sum follows from clip and noise, found range={declared:g} as well. Leave it out."
+            )
+        if declared is None and self.clip is None:
+            raise ValueError("A secure sum without a clip must know how large a coordinate can be, found no range. Set range, for example 8, or a clip.")
+
+    def _check_public(self, slots: Mapping[str, Slot], method: str) -> None:
+        """What no clip reaches needs a range of its own."""
+        public = [name for name, slot in slots.items() if slot.guard == "public"]
+        if public and not self.private and self.secure is not None and self.secure.range is None:
+            raise ValueError(
+                f"{method} sends '{public[0]}' without a clip, so the range of the secure sum can't be the clip. "
+                "Set its range, for example 8, or keep batch-norm statistics on the client with buffers='local'."
+            )
 
 
 def _in_their_dtypes(bounded: Message, before: Message) -> Message:
