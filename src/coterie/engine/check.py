@@ -51,6 +51,8 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
                 f"Each client adds a share of the noise for {guards.shares} of them, but there are {len(world.population)}. "
                 f"Set the guards' min_cohort to {len(world.population)} or less."
             )
+        if guards.secure is not None and not isinstance(phase.cohort, Nobody):
+            guards.secure.check_cohort(len(world.population) if isinstance(phase.cohort, Poisson) else len(round.cohort))
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
 

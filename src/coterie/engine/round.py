@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from coterie.engine.answers import Context, conclude, conduct
 from coterie.engine.backend import Backend, Outcome, TrainJob, World
 from coterie.engine.border import Refused, changes, check
 from coterie.engine.client import Failure, Finished, failure
+from coterie.engine.secure import SecureRound
 from coterie.engine.wire import Ledger
 from coterie.message import Message, Slot
 from coterie.method import Exchange, Hub, Method, Nobody, Round, Sweep, Train, as_run
 from coterie.privacy.guards import Guards
-from coterie.privacy.noise import NoiseSource
+from coterie.privacy.secure_sum import Aborted
+from coterie.privacy.secure_sum.vector import Layout
 from coterie.randomness import Key
 from coterie.reduce.mean import Fold
 from coterie.states import ClientId, ServerState
@@ -37,6 +40,7 @@ class RoundResult:
     metrics: list[Mapping[str, float]] = field(default_factory=list)
     delivered: dict[str, set[ClientId]] = field(default_factory=dict)
     kept_bytes: int = 0  # Messages kept whole for "each" slots
+    secure: Mapping[str, Any] | None = None  # what is told of a secure sum
 
 
 class TooFew(RuntimeError):
@@ -81,13 +85,27 @@ class RoundRunner:
         self.attempt = attempt
         self.evaluate_local = evaluate_local
         self.state = with_server_rows(self.method, state, round.cohort, self.hub)
-        self.noise = NoiseSource(rules.guards.audit_seed, round.index)
+        self.noise = rules.guards.source(round.index)
         self.downs: dict[ClientId, Message] = {}
         self.unready: list[tuple[ClientId, Failure]] = []  # whose first row could not be made
         self.result = RoundResult(self.state, {}, Ledger(round.index + 1, round.phase), ())
         self.result.delivered = {name: set(clients) for name, clients in delivered.items()}
 
+        self.secure = self._secure_round()
+
     def run(self) -> RoundResult:
+        if self.secure is None:
+            return self._run()
+        try:
+            self.secure.open()
+            return self._run()
+        except Aborted as aborted:
+            raise TooFew(str(aborted), self.result) from aborted
+        finally:
+            self.secure.count_traffic()
+            self.result.secure = self.secure.record()
+
+    def _run(self) -> RoundResult:
         result, guards = self.result, self.rules.guards
         fold = Fold(self.slots, premultiplied=guards.private, expected=self.world.expected(self.round))
         each: dict[ClientId, Message] = {}
@@ -98,7 +116,8 @@ class RoundRunner:
                 continue
             assert isinstance(outcome, Finished)
             returned.append(client)
-            fold.add(message)
+            if self.secure is None:
+                fold.add(message)
             own = {name: group for name, group in message.groups.items() if self.slots[name].reduce == "each"}
             if own:
                 each[client] = Message(own, message.scalars, message.weight).copied()  # its row may hold the same tensors
@@ -115,8 +134,26 @@ class RoundRunner:
                 f"Round {self.round.index + 1} got {len(returned)} of {len(self.round.cohort)} clients back, "
                 f"fewer than {self.rules.min_cohort}.", result,
             )  # fmt: skip
-        result.state = self._absorb(fold.result(), each)
+        if self.secure is not None:
+            fold.add(self.secure.close())
+        result.state = self._absorb(self._in_dtypes(fold.result()), each)
         return result
+
+    def _secure_round(self) -> SecureRound | None:
+        """The protocol of this attempt, where there is a cohort and something to sum."""
+        guards, layout = self.rules.guards, Layout(self.slots)
+        if guards.secure is None or not layout.slots or not self.round.cohort:
+            return None
+        dropouts = Key(self.world.seed, ("dropout", self.round.index, self.attempt))
+        device = next(iter(self.world.net.params.values())).device
+        return SecureRound(guards, layout, self.round, self.noise, device, self.result.ledger, dropouts)
+
+    def _in_dtypes(self, mean: Message | None) -> Message | None:
+        """A sum is decoded in float64; the method gets what its slots declare."""
+        if mean is None or self.secure is None:
+            return mean
+        groups = {name: {key: value.to(self.slots[name].spec[key][1]) for key, value in group.items()} for name, group in mean.groups.items()}
+        return mean.with_(**groups)
 
     def _outcomes(self) -> Iterator[Outcome]:
         for outcome in self.backend.train(self._jobs(), self._answer):
@@ -154,6 +191,8 @@ class RoundRunner:
         if isinstance(outcome, Failure):
             self.result.left_out.append((client, outcome))
             return None
+        if self.secure is not None:
+            return self._receive_masked(client, outcome, down)
         try:
             message = self._guard(outcome.message, self.slots, down)
         except Refused as refused:
@@ -165,6 +204,20 @@ class RoundRunner:
             self.result.left_out.append((client, outcome.unusable))
             return None
         return message
+
+    def _receive_masked(self, client: ClientId, outcome: Finished, down: Message) -> Message | None:
+        """Under a secure sum: the client guards, encodes and masks; what stays here is that it has, not what."""
+        assert self.secure is not None
+        try:
+            if not self.secure.sends(client):
+                raise Refused("dropped out before it sent its masked vector, as the experiment asks for.")
+            if outcome.unusable is not None:
+                raise Refused(outcome.unusable.reason)
+            self.secure.add(client, self._guard(outcome.message, self.slots, down))
+        except Refused as refused:
+            self.result.left_out.append((client, outcome.unusable or Failure(str(refused))))
+            return None
+        return Message()
 
     def _guard(self, message: Message, slots: Mapping[str, Slot], sent: Message) -> Message:
         ratio = float("inf") if self.rules.guards.clip is not None else self.rules.norm_ratio
