@@ -3,7 +3,7 @@
 One clip norm spans every guarded group. Under noise a client's weight a in [0, 1] is multiplied in before
 the sum, and the weight itself travels as one more guarded coordinate, scaled by kappa (PT-D2 of PrivFedTalk's
 specification): u = (a clip(Delta, C), kappa C a) + N(0, sigma^2 C^2 (1 + kappa^2) I), so ||u|| <= C sqrt(1 + kappa^2)
-before the noise whatever the client does. How many epsilon that is needs an accountant, and is not said here.
+before the noise whatever the client does. How many epsilon that is, `privacy/accountant` says.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from coterie.message import Message, Slot
+from coterie.privacy.accountant import Budget
 from coterie.privacy.noise import NoiseSource
 from coterie.privacy.secure_sum.settings import SecureSum
 from coterie.privacy.secure_sum.vector import check_slots
@@ -27,6 +28,7 @@ class Guards:
     """`clip`: L2 bound C on a client's change. `noise`: multiplier sigma of C; 0 for none.
 
     `split`: "full" noise on every client, or a "share" of 1/sqrt(min_cohort) so that the sum carries sigma C.
+    `budget`: epsilon that the run may spend, after which it stops (`privacy/accountant`).
     `n_max`: weights are min(weight, n_max) / n_max; it must be public, because a weight tells of the data.
     `secure`: the server learns the sum only; the engine masks what these guards leave of a Message.
     """
@@ -38,6 +40,7 @@ class Guards:
     kappa: float = 0.1
     min_cohort: int = 1
     audit_seed: int | None = None
+    budget: Budget | None = None
     secure: SecureSum | None = None
 
     def __post_init__(self) -> None:
@@ -50,6 +53,11 @@ class Guards:
                 raise ValueError(f"{name} must be greater than 0, found {value}. Use the default, or a number above 0.")
         if self.split not in ("full", "share"):
             raise ValueError(f"split must be full or share, found '{self.split}'. Use 'full' for whole noise on every client.")
+        if self.budget is not None and self.budget.epsilon is not None and not self.noise:
+            raise ValueError(
+                f"A budget of epsilon {self.budget.epsilon:g} without noise allows no round. "
+                "Set noise (coterie privacy plan tells how much), or leave the budget out."
+            )
         if self.noise and self.clip is None:
             raise ValueError("Noise without a clip bounds nothing: found noise > 0 and no clip. Set clip as well.")
         if self.secure is not None:
