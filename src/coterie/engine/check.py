@@ -49,7 +49,8 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
         if not isinstance(phase.cohort, Nobody):
             _check_least(world, phase, guards, round)
         if guards.secure is not None and not isinstance(phase.cohort, Nobody):
-            guards.secure.check_cohort(len(world.population) if isinstance(phase.cohort, Poisson) else len(round.cohort))
+            drawn = isinstance(phase.cohort, Poisson)
+            guards.secure.check_cohort(len(world.population) if drawn else len(round.cohort), at_most=drawn)
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
 

@@ -324,7 +324,8 @@ class RoundRunner:
         hub = replace(self.hub, returned=self.result.returned)
         told: list[tuple[str, Mapping[str, float]]] = []
         context = Context(self.world.net, self.round, hub.key)
-        state = conclude(conduct(as_run(self.method.absorb(self.state, mean, each, hub)), context, (Train, Sweep), told))
+        asking = conduct(as_run(self.method.absorb(self.state, mean, each, hub)), context, (Train, Sweep), told)
+        state = conclude(asking, self.backend.reply_to)
         if not isinstance(state, ServerState):
             name = type(self.method).__name__
             raise ValueError(f"{name}.absorb must return a ServerState, found {type(state).__name__}. Return the new state.")

@@ -21,6 +21,7 @@ from coterie.engine.choose import after_a_round, choose_backend, choose_device, 
 from coterie.engine.client import Failure, failure
 from coterie.engine.evaluate import score_predictor
 from coterie.engine.folder import RunFolder, evaluation_lines, plain, read_json, results, write_json
+from coterie.engine.graph import Graph
 from coterie.engine.loop import Loop
 from coterie.engine.pool import Pool
 from coterie.engine.record import client_rows, describe
@@ -141,6 +142,8 @@ class Runner:
             return Pool(self.world, self.choice.workers)
         if self.choice.backend == "stacked":
             return Stacked(self.world, self.settings.width)
+        if self.choice.backend == "graph":
+            return Graph(self.world)
         return Loop(self.world, self.settings.order)
 
     def reconsider(self, backend: Backend, *, left: int) -> Backend:
