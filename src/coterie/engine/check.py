@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from coterie.data.examples import Population
@@ -11,7 +10,7 @@ from coterie.engine.backend import World
 from coterie.engine.choose import choose_backend, choose_device
 from coterie.engine.round import hub_of, row_of, with_server_rows
 from coterie.engine.settings import Settings
-from coterie.engine.spending import Account, check_budget
+from coterie.engine.spending import check_budget
 from coterie.method import Nobody, Phase, Plan, Poisson, Round, as_run
 from coterie.metrics.metric import Metric
 from coterie.models.net import Net
@@ -48,18 +47,30 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
                 f"min_cohort is {settings.min_cohort}, but a cohort of phase '{phase.name}' has {len(round.cohort)} clients. "
                 f"Use --min-cohort {len(round.cohort)} or less."
             )
-        if round.cohort and guards.shares > len(world.population):
-            raise ValueError(
-                f"Each client adds a share of the noise for {guards.shares} of them, but there are {len(world.population)}. "
-                f"Set the guards' min_cohort to {len(world.population)} or less."
-            )
+        if not isinstance(phase.cohort, Nobody):
+            _check_least(world, phase, guards, round)
         if guards.secure is not None and not isinstance(phase.cohort, Nobody):
-            guards.secure.check_cohort(len(world.population) if isinstance(phase.cohort, Poisson) else len(round.cohort))
+            drawn = isinstance(phase.cohort, Poisson)
+            guards.secure.check_cohort(len(world.population) if drawn else len(round.cohort), at_most=drawn)
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
         if phase is world.plan[0]:
-            least = max(settings.min_cohort, guards.shares)
-            check_budget(guards, phase.cohort, slots, Account(Path(), guards, num_clients=len(world.population), min_returned=least))
+            check_budget(guards, len(world.population), phase.cohort, slots)
+
+
+def _check_least(world: World, phase: Phase, guards: Guards, round: Round) -> None:
+    """Enough clients for the noise that is claimed: with fewer every round would be nothing but noise."""
+    population = len(world.population)
+    if guards.least > population:
+        raise ValueError(
+            f"The noise is claimed for sums of at least {guards.least} clients, but there are {population}. "
+            f"Set the guards' min_cohort to {population} or less."
+        )
+    if not isinstance(phase.cohort, Poisson) and len(round.cohort) < guards.least:
+        raise ValueError(
+            f"The noise is claimed for sums of at least {guards.least} clients, but a cohort of phase '{phase.name}' has "
+            f"{len(round.cohort)}. Use a larger cohort, or set the guards' min_cohort to {len(round.cohort)} or less."
+        )
 
 
 def check_history(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> None:

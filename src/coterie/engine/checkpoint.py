@@ -29,6 +29,7 @@ class Progress:
     delivered: dict[str, set[ClientId]] = field(default_factory=dict)  # content digest -> who has it
     seconds: list[float] = field(default_factory=list)
     attempts: int = 0  # that are written down in releases.jsonl
+    clip: float | None = None  # of the next round, where it is adaptive
 
 
 class CheckpointStore:
@@ -56,6 +57,7 @@ class CheckpointStore:
             "delivered": {digest: sorted(clients) for digest, clients in progress.delivered.items()},
             "seconds": progress.seconds,
             "attempts": progress.attempts,
+            "clip": progress.clip,
         }
         text = json.dumps(manifest)
         whole = json.dumps({"checksum": zlib.crc32(text.encode()), "manifest": manifest})
@@ -99,6 +101,7 @@ class CheckpointStore:
         progress = Progress(
             manifest["round"], manifest["logs"], {d: set(c) for d, c in manifest["delivered"].items()}, manifest["seconds"],
             manifest.get("attempts", 0),
+            manifest.get("clip"),
         )  # fmt: skip
         return ServerState(shared, self.server, public), progress
 

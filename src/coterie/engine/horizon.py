@@ -5,7 +5,7 @@ from __future__ import annotations
 from coterie.engine.backend import World
 from coterie.engine.round import hub_of
 from coterie.engine.spending import Account
-from coterie.method import Phase, Round
+from coterie.method import Named, Phase, Round
 from coterie.privacy.release import Release
 from coterie.randomness import Key
 from coterie.states import ClientId
@@ -18,6 +18,7 @@ class Horizon:
         self.world = world
         self.account = account
         self.total = sum(phase.rounds for phase in world.plan)
+        self._everybody = tuple(range(len(world.population)))
         self._stops: dict[tuple[int, int], bool] = {}  # (round, attempts so far) -> whether the budget ends before it
 
     def phase_at(self, index: int) -> tuple[Phase, int]:
@@ -28,10 +29,6 @@ class Horizon:
                 return phase, first
             first += phase.rounds
         raise AssertionError(f"round {index} lies behind the plan's {self.total}")
-
-    def cohort(self, phase: Phase, index: int, attempt: int = 0) -> tuple[ClientId, ...]:
-        key = Key(self.world.seed, ("cohort", index, *(("attempt", attempt) if attempt else ())))
-        return phase.cohort.draw(len(self.world.population), key)
 
     def round_at(self, index: int, cohort: tuple[ClientId, ...]) -> Round:
         phase, first = self.phase_at(index)
@@ -48,12 +45,13 @@ class Horizon:
         key = index, self.account.attempts
         if key not in self._stops:
             begun = max(done, self.account.charged)  # a round is charged a little before it is over
-            ahead = [release for at in range(begun, index + 1) for release in self._planned(at)]
+            ahead = [release for at in range(begun, index + 1) if (release := self._planned(at)) is not None]
             self._stops[key] = not self.account.allows(ahead)
         return self._stops[key]
 
-    def _planned(self, index: int) -> list[Release]:
-        """What a round will let out at most."""
+    def _planned(self, index: int) -> Release | None:
+        """What a round will let out at most: who it will ask is not drawn yet, so everybody who might be."""
         phase, _ = self.phase_at(index)
-        round = self.round_at(index, self.cohort(phase, index))
-        return self.account.planned(index + 1, phase.cohort, round.cohort, phase.method.slots(hub_of(self.world, round)))
+        clients = phase.cohort.draw(len(self.world.population), Key(0)) if isinstance(phase.cohort, Named) else self._everybody
+        slots = phase.method.slots(hub_of(self.world, self.round_at(index, clients)))
+        return self.account.planned(index + 1, phase.cohort, clients, slots)

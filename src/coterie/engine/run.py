@@ -20,6 +20,7 @@ from coterie.engine.choose import after_a_round, choose_backend, choose_device, 
 from coterie.engine.client import Failure, failure
 from coterie.engine.evaluate import score_predictor
 from coterie.engine.folder import RunFolder, evaluation_lines, plain, read_json, write_json
+from coterie.engine.graph import Graph
 from coterie.engine.horizon import Horizon
 from coterie.engine.loop import Loop
 from coterie.engine.pool import Pool
@@ -83,8 +84,7 @@ class Runner:
         self.progress = Progress()
         self.bytes_total = 0
         self.cohort_size = 0  # of the last round
-        self.rules = Rules(guards, max(settings.min_cohort, guards.shares), settings.norm_ratio)
-        self.account = Account(path, guards, num_clients=len(population), min_returned=self.rules.min_cohort)
+        self.account = Account(path, guards, len(population))
         self.horizon = Horizon(self.world, self.account)
         check_world(self.world, guards, settings)
 
@@ -135,6 +135,8 @@ class Runner:
             return Pool(self.world, self.choice.workers)
         if self.choice.backend == "stacked":
             return Stacked(self.world, self.settings.width)
+        if self.choice.backend == "graph":
+            return Graph(self.world)
         return Loop(self.world, self.settings.order)
 
     def reconsider(self, backend: Backend, *, left: int) -> Backend:
@@ -155,10 +157,12 @@ class Runner:
 
     def one_round(self, backend: Backend, phase: Phase, first: int, index: int) -> None:
         started = time.perf_counter()
+        used_clip = self.guards.at(self.progress.clip).clip
         result, lost = self.attempt(backend, phase, first, index)
         round = self.horizon.round_at(index, result.returned)
         self.state = commit(self.store, result.state, result.rows, index + 1)
         self.progress.delivered = result.delivered
+        self.progress.clip = result.clip or self.progress.clip
         self.cohort_size = len(result.returned) + len(result.left_out)
         scores, unscored = self.evaluate(backend, phase, round, result) if self.evaluated(index) else ({}, {})
         head = {"round": index + 1, "phase": phase.name}
@@ -169,15 +173,17 @@ class Runner:
         seconds = time.perf_counter() - started
         told = self.of_clients(head, "client_left_out", result.left_out)
         told += self.of_clients(head, "client_not_evaluated", unscored.items())
+        void: list[dict[str, Any]] = [] if result.void is None else [{**head, "event": "round_void", "reason": result.void}]
         repeated = [line for few in lost for line in self.lost(head, few)]
         spent = self.account.told()
         numbers = {name: _mean([m[name] for m in result.metrics if name in m]) for name in _names(result.metrics)}
         self.folder.lines("wire.jsonl", [entry for ledger in ledgers for entry in ledger.entries()])
-        self.folder.lines("metrics.jsonl", [*lines, *repeated, *told, {
+        self.folder.lines("metrics.jsonl", [*lines, *repeated, *void, *told, {
             **head, "event": "round", "seconds": seconds, "bytes_up": up, "bytes_down": down,
             "cohort": self.cohort_size, "returned": len(result.returned),
             "train_loss": next((v for n, v in numbers.items() if n.endswith("/objective")), None), "train": numbers,
-            "kept_bytes": result.kept_bytes, **({"secure_sum": result.secure} if result.secure else {}), **spent,
+            "kept_bytes": result.kept_bytes, **({"clip": used_clip} if self.guards.follows else {}),
+            **({"secure_sum": result.secure} if result.secure else {}), **spent,
         }])  # fmt: skip
         self.folder.clients(client_rows(scores, self.world.population, index + 1))
         self.progress.round = index + 1
@@ -186,6 +192,8 @@ class Runner:
             self.progress.attempts = self.account.attempts
             self.progress.log_sizes = self.folder.sizes()
             self.store.save(self.state, self.progress)
+        for line in void:
+            self.watcher.note(line["reason"])
         for line in told:
             what = line["event"].removeprefix("client_").replace("_", " ")
             self.watcher.note(f"Round {index + 1}: client {line['client']} {what}: {line['reason']}")
@@ -208,25 +216,28 @@ class Runner:
     def attempt(self, backend: Backend, phase: Phase, first: int, index: int) -> tuple[RoundResult, list[TooFew]]:
         """The round, repeated with a new cohort when too few come back (never under noise: it counts as spent)."""
         attempts = 1 if self.guards.private else self.settings.max_attempts
+        guards = self.guards.at(self.progress.clip)
+        rules = Rules(guards, max(self.settings.min_cohort, guards.least), self.settings.norm_ratio, self.guards.clip)
         lost: list[TooFew] = []
         for attempt in range(attempts):
-            cohort = self.horizon.cohort(phase, index, attempt)
+            key = Key(self.guards.cohort_seed(self.settings.seed), ("cohort", index, *(("attempt", attempt) if attempt else ())))
+            cohort = phase.cohort.draw(len(self.world.population), key)
             round = self.horizon.round_at(index, cohort)
             state = with_new_groups(self.state, phase.method.server_state(hub_of(self.world, round)))
             fresh = frozenset(c for c in cohort if (self.store.clients.version(c) or 0) <= first)
             local = frozenset(cohort if self.evaluated(index) else ()) & self.chosen(round, cohort)
             delivered = lost[-1].result.delivered if lost else self.progress.delivered
             runner = RoundRunner(
-                self.world, backend, self.rules, round, state, self.store.clients, fresh, delivered,
+                self.world, backend, rules, round, state, self.store.clients, fresh, delivered,
                 attempt=attempt, evaluate_local=local,
             )  # fmt: skip
-            ticket = self.account.begin(self.account.planned(index + 1, phase.cohort, cohort, (*runner.slots, *runner.exchanged)))
+            ticket = self.account.begin(self.account.planned(index + 1, phase.cohort, cohort, runner.slots))
             try:
                 result = runner.run()
-                self.account.end(ticket, self.account.releases(index + 1, phase.cohort, result.sent))
+                self.account.end(ticket, result.sent)
                 return result, lost
             except TooFew as few:
-                self.account.end(ticket, self.account.releases(index + 1, phase.cohort, few.result.sent))
+                self.account.end(ticket, few.result.sent)
                 lost.append(few)
                 for client, failure in few.result.left_out:
                     self.watcher.note(f"Round {index + 1}: client {client} left out: {failure.reason}")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,14 @@ RELEASES = "releases.jsonl"
 class Account:
     """The releases of one run: what was spent, what a next attempt would add, and whether the budget allows it."""
 
-    def __init__(self, path: Path, guards: Guards, *, num_clients: int, min_returned: int) -> None:
+    def __init__(self, path: Path, guards: Guards, num_clients: int) -> None:
         self.path = path / RELEASES
         self.guards = guards
         self.num_clients = num_clients
-        self.min_returned = min_returned  # a round with fewer is void
-        self.spending = Spending(budget_of(guards))
+        self.spending = Spending(guards.budget or Budget())
         self.attempts = 0
         self.charged = 0  # the last round of this process that is charged
+        self._begun: dict[int, Release] = {}
 
     def load(self, known: int) -> None:
         """Charge again what an earlier process of this run has written down; the checkpoint knows of so many attempts."""
@@ -45,57 +46,35 @@ class Account:
                 "Restore the file, or start a new run."
             )
         self.attempts = max(attempts, default=-1) + 1
-        for releases in attempts.values():
-            for release in releases:
-                self.spending.add(release)
+        for release in attempts.values():
+            self.spending.add(release)
 
-    def planned(self, round: int, cohort: Cohort, clients: tuple[ClientId, ...], slots: Iterable[str]) -> list[Release]:
-        """What an attempt of this round lets out if everybody sends everything that these slots declare."""
-        names = {slot.partition("/")[0] if "/" in slot else "" for slot in slots}
-        return self.releases(round, cohort, {name: set(clients) for name in {"", *names}}) if names else []
-
-    def releases(self, round: int, cohort: Cohort, sent: Mapping[str, Set[ClientId]]) -> list[Release]:
-        """One release for the round's Messages (the name ""), and one for each exchange that took place within it."""
-        if not self.guards.private or isinstance(cohort, Nobody):
-            return []
-        sampling, rate = sampling_of(cohort, self.num_clients)
-        guards = self.guards
-        own = Release(
-            round=round, noise=guards.noise, split=guards.split, min_cohort=self.noise_terms, sampling=sampling, rate=rate,
-            participants=tuple(sorted(sent.get("", ()))), secure=guards.secure is not None, clip_noise=getattr(guards, "clip_noise", None),
-        )  # fmt: skip
-        # what is asked within a round is answered one by one: no sum hides it, and nobody is left out by chance
-        alone = guards.noise if guards.split == "full" else guards.noise / guards.min_cohort**0.5
-        asked = [
-            Release(
-                round=round, noise=alone, split="full", min_cohort=1, sampling="everyone", rate=1.0,
-                participants=tuple(sorted(clients)), secure=False,
-            )
-            for name, clients in sent.items() if name
-        ]  # fmt: skip
-        return [own, *asked]
-
-    @property
-    def noise_terms(self) -> int:
-        """How many clients' noise a sum carries at least: it is void with fewer."""
-        return self.guards.min_cohort if self.guards.split == "share" else max(1, self.min_returned)
-
-    def begin(self, planned: list[Release]) -> int | None:
-        """Write down what is about to leave the clients; returns the attempt's number, for `end`."""
-        if not planned:
+    def planned(self, round: int, cohort: Cohort, clients: tuple[ClientId, ...], slots: Collection[str]) -> Release | None:
+        """What an attempt of this round lets out if all these clients send; nothing where there is no noise, or nothing to send."""
+        if not self.guards.private or isinstance(cohort, Nobody) or not slots:
             return None
-        self._write({"attempt": self.attempts, "state": "begun", "releases": [release.to_json() for release in planned]})
-        self.attempts += 1
-        return self.attempts - 1
+        sampling, rate = sampling_of(cohort, self.num_clients)
+        secure = self.guards.secure is not None
+        return self.guards.release(round=round, sampling=sampling, rate=rate, participants=clients, secure=secure)
 
-    def end(self, attempt: int | None, released: list[Release]) -> None:
+    def begin(self, planned: Release | None) -> int | None:
+        """Write down what is about to leave the clients; returns the attempt's number, for `end`."""
+        if planned is None:
+            return None
+        number = self.attempts
+        self._write(number, "begun", planned)
+        self._begun[number] = planned
+        self.attempts += 1
+        return number
+
+    def end(self, attempt: int | None, sent: tuple[ClientId, ...]) -> None:
         """Charge what left the clients."""
         if attempt is None:
             return
-        self._write({"attempt": attempt, "state": "done", "releases": [release.to_json() for release in released]})
-        for release in released:
-            self.spending.add(release)
-            self.charged = release.round
+        release = replace(self._begun.pop(attempt), participants=sent)
+        self._write(attempt, "done", release)
+        self.spending.add(release)
+        self.charged = release.round
 
     def allows(self, planned: list[Release]) -> bool:
         """Whether these releases stay within the budget."""
@@ -146,15 +125,11 @@ class Account:
             "budget": self.budget, "note": note(head),
         }  # fmt: skip
 
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def _write(self, attempt: int, state: str, release: Release) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({"attempt": attempt, "state": state, **release.to_json()}) + "\n")
             file.flush()
             os.fsync(file.fileno())
-
-
-def budget_of(guards: Guards) -> Budget:
-    return guards.budget or Budget()
 
 
 def note(view: View) -> str:
@@ -174,19 +149,20 @@ def sampling_of(cohort: Cohort, num_clients: int) -> tuple[Sampling, float]:
     return "everyone", 1.0
 
 
-def read_attempts(path: Path) -> dict[int, list[Release]]:
+def read_attempts(path: Path) -> dict[int, Release]:
     """Number of an attempt -> what it let out (what it was about to, where it never ended)."""
-    attempts: dict[int, list[Release]] = {}
+    attempts: dict[int, Release] = {}
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = text.splitlines()
-    for number, line in enumerate(lines, 1):
+    for place, line in enumerate(lines, 1):
         try:
             found = json.loads(line)
-            attempts[int(found["attempt"])] = [Release.from_json(release) for release in found["releases"]]
+            number, _ = found.pop("attempt"), found.pop("state")
+            attempts[number] = Release.from_json(found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if number == len(lines) and not text.endswith("\n"):
+            if place == len(lines) and not text.endswith("\n"):
                 break  # cut short by a crash: before its end was written, nothing had left
-            raise ValueError(f"Line {number} of '{path}' is damaged ({error}). Restore the file, or start a new run.") from None
+            raise ValueError(f"Line {place} of '{path}' is damaged ({error}). Restore the file, or start a new run.") from None
     return attempts
 
 
@@ -197,22 +173,20 @@ def cut_half_line(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-def check_budget(guards: Guards, cohort: Cohort, slots: Iterable[str], first: Account) -> None:
+def check_budget(guards: Guards, num_clients: int, cohort: Cohort, slots: Collection[str]) -> None:
     """Refuse, before the run, a budget that nobody can keep: no accountant, a delta that promises nothing, or too little noise."""
     budget = guards.budget
-    if budget is None or budget.epsilon is None:
+    planned = Account(Path(), guards, num_clients).planned(1, cohort, (0,), slots)
+    if budget is None or budget.epsilon is None or planned is None:
         return
-    if budget.delta >= 1.0 / first.num_clients:
+    if budget.delta >= 1.0 / num_clients:
         raise ValueError(
-            f"delta must be smaller than 1 / clients = {1.0 / first.num_clients:.2g}, found {budget.delta:g}: with a larger one, handing "
-            f"out one client's data whole would keep the promise. Use for example {0.1 / first.num_clients:.1g}."
+            f"delta must be smaller than 1 / clients = {1.0 / num_clients:.2g}, found {budget.delta:g}: with a larger one, handing "
+            f"out one client's data whole would keep the promise. Use for example {0.1 / num_clients:.1g}."
         )
-    planned = first.planned(1, cohort, (0,), slots)
-    if not planned:
-        return
-    if planned[0].sampling != "everyone" and budget.view == "amplified" and not available():
+    if planned.sampling != "everyone" and budget.view == "amplified" and not available():
         raise ValueError(f"The budget's amplified view can't be computed. {MISSING}")
-    view = Spending(budget, planned).view(budget.view)
+    view = Spending(budget, [planned]).view(budget.view)
     if view.epsilon is None or view.epsilon > budget.epsilon:
         raise ValueError(
             f"The budget of epsilon {budget.epsilon:g} does not allow one round: that costs {view.told()} ({view.name} view, noise "
