@@ -115,7 +115,7 @@ class Account:
         if not guards.private:
             return {**done, "epsilon": None, "note": "clipped, without noise: no epsilon is claimed"}
         if (why := self.protects_nobody) is not None:
-            return {**done, "epsilon": None, "note": f"clipped and noised, but {why}: no epsilon is claimed"}
+            return {**done, "epsilon": None, "note": f"clipped and noised, no epsilon is claimed: {why}"}
         views, name = self.spending.views(), self.spending.headline()
         head = views[name]
         return {
