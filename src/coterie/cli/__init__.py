@@ -21,6 +21,7 @@ COMMANDS = {
     "data": "inspect, check, partition, build leaf: a data set and its clients",
     "compare": "a table of finished runs with significance",
     "report": "write report.html again",
+    "privacy": "plan, account: noise for a promise, and what a run has spent",
 }
 
 
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     handlers: dict[str, Callable[[list[str]], int]] = {
         "run": run_command, "sweep": sweep_command, "list": list_command, "data": data_command, "compare": compare_command,
-        "report": report_command,
+        "report": report_command, "privacy": privacy_command,
     }  # fmt: skip
     try:
         if command not in handlers:
@@ -140,6 +141,27 @@ def data_command(words: list[str]) -> int:
     if len(named) > 1:
         raise ValueError(f"coterie data {name} takes one data set, found {len(named)}: {', '.join(named)}. Give one of them.")
     return commands[name](**{**given, **({"data": named[0]} if named else {})})
+
+
+def privacy_command(words: list[str]) -> int:
+    from coterie.cli.privacy import account_privacy, plan_privacy
+
+    commands: dict[str, Callable[..., int]] = {"plan": plan_privacy, "account": account_privacy}
+    if not words or words[0] in ("-h", "--help"):
+        print_rows({f"coterie privacy {name}": first_line(function) for name, function in commands.items()})
+        console.print("\nEach explains itself with --help.")
+        return 0
+    name, *rest = words
+    if name not in commands:
+        raise ValueError(f"Unknown command 'privacy {name}'. {nearest(name, list(commands))}")
+    function = commands[name]
+    if wants_help(rest):
+        return function_help(f"privacy {name}" + (" [RUN...]" if name == "account" else ""), function)
+    if name == "plan":
+        return function(**parse(rest, options_of(function), "privacy plan"))
+    folders: list[str] = []
+    given = parse(rest, options_of(function), f"privacy {name}", folders)
+    return function([Path(folder) for folder in folders], **given)
 
 
 def compare_command(words: list[str]) -> int:
