@@ -18,12 +18,14 @@ from coterie.engine.choose import Choice
 from coterie.engine.settings import Settings
 from coterie.method import Method
 from coterie.privacy.guards import Guards
+from coterie.reduce.seam import Reduce
 from coterie.states import ClientId
 
 
 def describe(
-    world: World, settings: Settings, guards: Guards, choice: Choice, device: torch.device, total: int, about: Mapping[str, Any]
-) -> dict[str, Any]:
+    world: World, settings: Settings, guards: Guards, reduce: Reduce, choice: Choice, device: torch.device, total: int,
+    about: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     """Everything needed to run this again, and to know what it was."""
     leaks = [asdict(finding) for finding in world.population.findings]
     return {
@@ -48,6 +50,8 @@ def describe(
         "metrics": {"main": world.metric.main, "directions": dict(world.metric.directions)},
         "population": population_record(world.population),
         "privacy": None if guards.clip is None else asdict(guards),
+        "reduce": knobs(reduce),
+        "attack": None if world.attack is None else {**knobs(world.attack), "attackers": sorted(world.attackers)},
     }
 
 
@@ -80,7 +84,7 @@ def client_rows(
             if client < 0:
                 continue
             parts = population.parts[client]
-            size = len(parts.test if split == "test" else parts.validation)
+            size = len(getattr(parts, split))
             head = {"round": round, "model": model, "split": split, "client": client, "name": population.names[client]}
             yield {**head, "examples": size, **values}
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from coterie.attacks.poison import Attack
 from coterie.engine.answers import Context, conclude, conduct
 from coterie.engine.backend import Backend, Outcome, TrainJob, World
 from coterie.engine.border import Refused, changes, check
 from coterie.engine.client import Failure, Finished, failure
+from coterie.engine.poisoning import Tampered
 from coterie.engine.wire import Ledger
 from coterie.message import Message, Slot
 from coterie.method import Exchange, Hub, Method, Nobody, Round, Sweep, Train, as_run
 from coterie.privacy.guards import Guards
 from coterie.randomness import Key
-from coterie.reduce.mean import Fold
+from coterie.reduce.seam import Reduce
 from coterie.states import ClientId, ServerState
 from coterie.tensors import Groups, num_bytes
 
@@ -35,7 +37,8 @@ class RoundResult:
     local: dict[ClientId, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     metrics: list[Mapping[str, float]] = field(default_factory=list)
     delivered: dict[str, set[ClientId]] = field(default_factory=dict)
-    kept_bytes: int = 0  # Messages kept whole for "each" slots
+    tampered: list[Tampered] = field(default_factory=list)
+    kept_bytes: int = 0  # Messages kept whole, for "each" slots and by robust reductions
 
 
 class TooFew(RuntimeError):
@@ -51,6 +54,7 @@ class Rules:
     """What holds for every round of a run."""
 
     guards: Guards
+    reduce: Reduce
     min_cohort: int
     norm_ratio: float
 
@@ -82,22 +86,19 @@ class RoundRunner:
         self.state = with_server_rows(self.method, state, round.cohort, self.hub)
         self.noise = rules.guards.source(round.index)
         self.downs: dict[ClientId, Message] = {}
+        self.attacked: dict[ClientId, Message] = {}  # downloads of attackers whose Messages wait for each other
         self.unready: list[tuple[ClientId, Failure]] = []  # whose first row could not be made
         self.result = RoundResult(self.state, {}, Ledger(round.index + 1, round.phase), ())
         self.result.delivered = {name: set(clients) for name, clients in delivered.items()}
 
     def run(self) -> RoundResult:
         result, guards = self.result, self.rules.guards
-        fold = Fold(self.slots, premultiplied=guards.private, expected=self.world.expected(self.round))
+        fold = self.rules.reduce.fold(self.slots, premultiplied=guards.private, expected=self.world.expected(self.round))
         each: dict[ClientId, Message] = {}
         returned: list[ClientId] = []
-        for client, outcome in in_order(self.order, self._outcomes()):
-            message = self._receive(client, outcome)
-            if message is None:
-                continue
-            assert isinstance(outcome, Finished)
+        for client, outcome, message in self._messages():
             returned.append(client)
-            fold.add(message)
+            fold.add(message, client)
             own = {name: group for name, group in message.groups.items() if self.slots[name].reduce == "each"}
             if own:
                 each[client] = Message(own, message.scalars, message.weight).copied()  # its row may hold the same tensors
@@ -105,6 +106,7 @@ class RoundRunner:
             result.rows[client] = outcome.row
             result.local[client] = outcome.local
             result.metrics.append(outcome.metrics)
+        result.kept_bytes += fold.kept_bytes
         result.returned = tuple(sorted(returned))
         result.left_out.sort(key=lambda failed: failed[0])
         if guards.private and not self.round.cohort and not isinstance(self.world.phase(self.round.phase).cohort, Nobody):
@@ -114,8 +116,58 @@ class RoundRunner:
                 f"Round {self.round.index + 1} got {len(returned)} of {len(self.round.cohort)} clients back, "
                 f"fewer than {self.rules.min_cohort}.", result,
             )  # fmt: skip
+        elif self.round.cohort and averages(self.slots) and fold.counted < self.rules.reduce.fewest:
+            raise TooFew(
+                f"Round {self.round.index + 1} got {fold.counted} of {len(self.round.cohort)} clients back that count, "
+                f"but {self.rules.reduce} needs {self.rules.reduce.fewest}.", result,
+            )  # fmt: skip
         result.state = self._absorb(fold.result(), each)
         return result
+
+    def _messages(self) -> Iterator[tuple[ClientId, Finished, Message]]:
+        """What counts, in the clients' order; of attackers who change what they send at the end, when all of them have trained."""
+        attack = self.world.attack
+        tampering = self.world.attackers if attack is not None and attack.tampers and attack.active(self.round.index) else frozenset()
+        theirs: dict[ClientId, tuple[Finished, Message]] = {}
+        honest: dict[ClientId, Message] = {}
+        for client, outcome in in_order(self.order, self._outcomes()):
+            message = self._receive(client, outcome, attacks=client in tampering)
+            if message is None:
+                continue
+            assert isinstance(outcome, Finished)
+            if client in tampering:
+                theirs[client] = outcome, message
+                continue
+            if attack is not None and attack.omniscient:
+                honest[client] = message
+            yield client, outcome, message
+        if attack is not None and theirs:
+            yield from self._tampered(attack, theirs, honest)
+
+    def _tampered(
+        self, attack: Attack, theirs: Mapping[ClientId, tuple[Finished, Message]], honest: Mapping[ClientId, Message]
+    ) -> Iterator[tuple[ClientId, Finished, Message]]:
+        """The attackers' Messages as they arrive: nothing guards them on the client, and the border checks them like any other."""
+        reduced = {name for name, slot in self.slots.items() if slot.reduce != "each"}
+        slots = {name: slot if slot.reduce == "each" else replace(slot, kind="change") for name, slot in self.slots.items()}
+
+        def updates(message: Message) -> Message:
+            return replace(message, groups={name: group for name, group in message.groups.items() if name in reduced})
+
+        own = {client: updates(message) for client, (_, message) in theirs.items()}
+        downs = {client: self.attacked.pop(client) for client in theirs}
+        key = attack.key(self.world.seed).fold("round", self.round.index)
+        sent = attack.tamper(own, downs, key, {client: updates(message) for client, message in honest.items()})
+        for client, (outcome, before) in theirs.items():
+            whole = replace(sent[client], groups={**before.groups, **sent[client].groups})
+            self.result.tampered.append(Tampered.of(client, own[client], sent[client]))
+            self.result.ledger.count("up", whole)
+            try:
+                check(whole, slots, downs[client], norm_ratio=self.rules.norm_ratio)
+            except Refused as refused:
+                self.result.left_out.append((client, Failure(str(refused))))
+                continue
+            yield client, outcome, self.rules.guards.unprotected(whole, self.slots)
 
     def _outcomes(self) -> Iterator[Outcome]:
         for outcome in self.backend.train(self._jobs(), self._answer):
@@ -147,28 +199,32 @@ class RoundRunner:
     def row(self, client: ClientId) -> Groups:
         return row_of(self.world, self.method, self.rows, client, self.round, self.state, fresh=client in self.fresh)
 
-    def _receive(self, client: ClientId, outcome: Finished | Failure) -> Message | None:
-        """The guarded Message, or None with the reason kept."""
+    def _receive(self, client: ClientId, outcome: Finished | Failure, *, attacks: bool) -> Message | None:
+        """The guarded Message, or None with the reason kept; of an attacker what it trained, which it has not sent yet."""
         down = self.downs.pop(client)
         if isinstance(outcome, Failure):
             self.result.left_out.append((client, outcome))
             return None
         try:
-            message = self._guard(outcome.message, self.slots, down)
+            message = self._guard(outcome.message, self.slots, down, attacks=attacks)
         except Refused as refused:
             self.result.ledger.count("up", outcome.message)  # what crossed is counted all the same
             self.result.left_out.append((client, Failure(str(refused))))
             return None
-        self.result.ledger.count("up", message)
+        if attacks:
+            self.attacked[client] = down
+        else:
+            self.result.ledger.count("up", message)
         if outcome.unusable is not None:
             self.result.left_out.append((client, outcome.unusable))
             return None
         return message
 
-    def _guard(self, message: Message, slots: Mapping[str, Slot], sent: Message) -> Message:
+    def _guard(self, message: Message, slots: Mapping[str, Slot], sent: Message, *, attacks: bool = False) -> Message:
         ratio = float("inf") if self.rules.guards.clip is not None else self.rules.norm_ratio
         check(message, slots, sent, norm_ratio=ratio)
-        return self.rules.guards.apply(changes(message, slots, sent), slots, self.noise)
+        moved = changes(message, slots, sent)
+        return moved if attacks else self.rules.guards.apply(moved, slots, self.noise)
 
     def _answer(self, asked: Mapping[ClientId, Exchange]) -> Mapping[ClientId, Message | Failure]:
         """Answer a mid-round question of everybody who is still in the round."""
@@ -203,6 +259,11 @@ class RoundRunner:
             raise ValueError(f"{name}.absorb must return a ServerState, found {type(state).__name__}. Return the new state.")
         self.result.metrics += [{f"server/{ask}/{name}": v for name, v in numbers.items()} for ask, numbers in told]
         return state
+
+
+def averages(slots: Mapping[str, Slot]) -> bool:
+    """Whether a reduction has anything to do."""
+    return any(slot.reduce != "each" and slot.spec for slot in slots.values())
 
 
 def hub_of(world: World, round: Round) -> Hub:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from coterie.attacks.poison import Attack
 from coterie.data.examples import Population
 from coterie.engine.answers import Context, conclude
 from coterie.engine.backend import Backend, EvaluateJob, World
@@ -22,8 +23,9 @@ from coterie.engine.client import Failure, failure
 from coterie.engine.evaluate import score_predictor
 from coterie.engine.folder import RunFolder, evaluation_lines, plain, read_json, results, write_json
 from coterie.engine.loop import Loop
+from coterie.engine.poisoning import honest_only, poisoned, summarise_attack, told_of
 from coterie.engine.pool import Pool
-from coterie.engine.record import client_rows, describe
+from coterie.engine.record import client_rows, describe, knobs
 from coterie.engine.round import RoundResult, RoundRunner, Rules, TooFew, hub_of, row_of, with_server_rows
 from coterie.engine.settings import Settings
 from coterie.engine.stacked import Stacked
@@ -33,6 +35,8 @@ from coterie.metrics.metric import Metric
 from coterie.models.net import Net
 from coterie.privacy.guards import Guards
 from coterie.randomness import Key
+from coterie.reduce.mean import Mean
+from coterie.reduce.seam import Reduce
 from coterie.states import ClientId, ServerState
 
 _EVALUATED_BY_DEFAULT = 200
@@ -78,11 +82,12 @@ class Runner:
 
     def __init__(
         self, plan: Plan, population: Population, net: Net, metric: Metric, path: Path, *, guards: Guards,
-        settings: Settings, watcher: Watcher, about: Mapping[str, Any],
+        reduce: Reduce, attack: Attack | None, settings: Settings, watcher: Watcher, about: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        self.settings, self.guards, self.watcher, self.about = settings, guards, watcher, about
+        self.settings, self.guards, self.reduce, self.watcher, self.about = settings, guards, reduce, watcher, about
         device, dtype = choose_device(settings.devices), set_precision(settings.precision)
-        self.world = World(plan, placed(population, device, dtype), net.to(device, dtype), metric, settings.seed)
+        poison = poisoned(population, attack, settings.seed)
+        self.world = World(plan, placed(poison, device, dtype), net.to(device, dtype), metric, settings.seed, attack)
         self.device = device
         sizes = [len(parts.train) for parts in population.parts]
         self.choice = choose_backend(settings, plan, net.params, sizes)
@@ -95,10 +100,10 @@ class Runner:
         self.progress = Progress()
         self.bytes_total = 0
         self.cohort_size = 0  # of the last round
-        check_world(self.world, guards, settings)
+        check_world(self.world, guards, settings, reduce)
 
     def start(self, *, resume: bool) -> None:
-        record = describe(self.world, self.settings, self.guards, self.choice, self.device, self.total, self.about)
+        record = describe(self.world, self.settings, self.guards, self.reduce, self.choice, self.device, self.total, self.about)
         if resume and self.store.exists():
             if (before := self.folder.described()) is not None:
                 check_same(before, plain(record))
@@ -168,7 +173,7 @@ class Runner:
         self.cohort_size = len(result.returned) + len(result.left_out)
         scores, unscored = self.evaluate(backend, phase, round, result) if self.evaluated(index) else ({}, {})
         head = {"round": index + 1, "phase": phase.name}
-        lines = evaluation_lines(scores, self.world.metric.directions, head)
+        lines = evaluation_lines(honest_only(scores, self.world.attackers), self.world.metric.directions, head)
         ledgers = [*(few.result.ledger for few in lost), result.ledger]  # what a repeated round sent has crossed all the same
         up, down = (sum(ledger.total(way) for ledger in ledgers) for way in WAYS)
         self.bytes_total += up + down
@@ -182,7 +187,7 @@ class Runner:
             **head, "event": "round", "seconds": seconds, "bytes_up": up, "bytes_down": down,
             "cohort": self.cohort_size, "returned": len(result.returned),
             "train_loss": next((v for n, v in numbers.items() if n.endswith("/objective")), None), "train": numbers,
-            "kept_bytes": result.kept_bytes,
+            "kept_bytes": result.kept_bytes, **told_of(result.tampered),
         }])  # fmt: skip
         self.folder.clients(client_rows(scores, self.world.population, index + 1))
         self.progress.round = index + 1
@@ -210,7 +215,7 @@ class Runner:
     def attempt(self, backend: Backend, phase: Phase, first: int, index: int) -> tuple[RoundResult, list[TooFew]]:
         """The round, repeated with a new cohort when too few come back (never under noise: it counts as spent)."""
         attempts = 1 if self.guards.private else self.settings.max_attempts
-        rules = Rules(self.guards, max(self.settings.min_cohort, self.guards.shares), self.settings.norm_ratio)
+        rules = Rules(self.guards, self.reduce, max(self.settings.min_cohort, self.guards.shares), self.settings.norm_ratio)
         lost: list[TooFew] = []
         for attempt in range(attempts):
             key = Key(self.settings.seed, ("cohort", index, *(("attempt", attempt) if attempt else ())))
@@ -325,24 +330,29 @@ def summarise_run(runner: Runner) -> dict[str, Any]:
     down = sum(line["bytes"] for line in wire if line["direction"] == "down" and not line["once"])
     once = sum(line["bytes"] for line in wire if line["once"])
     seconds = runner.progress.seconds
-    guards = runner.guards
+    guards, attack = runner.guards, runner.world.attack
+    logged = runner.folder.read("metrics.jsonl")
     return {
         **{key: runner.about.get(key) for key in ("recipe", "method")},
         "seed": runner.settings.seed,
         "rounds": runner.total,
         "clients": clients,
-        "results": results(runner.folder.read("metrics.jsonl"), metric.main, metric.directions),
+        "results": results(logged, metric.main, metric.directions),
         "bytes": {"up": up, "down": down, "once": once, "up_per_client": up / clients, "down_per_client": down / clients},
         "seconds": {"total": sum(seconds), "per_round_median": statistics.median(seconds) if seconds else None},
         "backend": runner.choice.backend,
         "privacy": None if guards.clip is None else {
             "clip": guards.clip, "noise": guards.noise, "split": guards.split, "epsilon": None,
-            "note": privacy_note(guards),
+            "note": privacy_note(guards, attack),
         },
+        "reduce": knobs(runner.reduce),
+        "attack": None if attack is None else summarise_attack(attack, runner.world.population, runner.settings.seed, logged, metric.main),
     }  # fmt: skip
 
 
-def privacy_note(guards: Guards) -> str:
+def privacy_note(guards: Guards, attack: Attack | None) -> str:
+    if attack is not None:
+        return "attacked: some clients run no guard, so this run is not private and no epsilon is claimed"
     done = "clipped and noised" if guards.private else "clipped, without noise"
     repeatable = "; the noise has an audit seed, so it can be repeated and protects nobody" if guards.audit_seed is not None else ""
     return f"{done}, not accounted: no epsilon is claimed{repeatable if guards.private else ''}"
@@ -350,16 +360,20 @@ def privacy_note(guards: Guards) -> str:
 
 def run(
     plan: Plan, population: Population, *, net: Net, metric: Metric, out: Path | str, guards: Guards = Guards(),
-    settings: Settings = Settings(), watcher: Watcher | None = None, about: Mapping[str, Any] | None = None,
+    reduce: Reduce = Mean(), attack: Attack | None = None, settings: Settings = Settings(), watcher: Watcher | None = None, about: Mapping[str, Any] | None = None,
     resume: bool = False,
 ) -> Finish:  # fmt: skip
-    """Run a plan over a population and leave a run folder at `out`."""
+    """Run a plan over a population and leave a run folder at `out`.
+
+    `reduce` makes one update of many (the weighted mean, or a robust one); with an `attack` some clients poison the run.
+    """
     path = Path(out)
     if not resume and path.exists() and any(path.iterdir()):
         raise ValueError(f"The folder '{path}' is not empty. Choose another --out, or go on with: coterie run --resume {path}")
     runner = Runner(
-        plan, population, net, metric, path, guards=guards, settings=settings, watcher=watcher or Silent(), about=about or {}
-    )
+        plan, population, net, metric, path, guards=guards, reduce=reduce, attack=attack, settings=settings,
+        watcher=watcher or Silent(), about=about or {},
+    )  # fmt: skip
     runner.start(resume=resume)
     return runner.run()
 

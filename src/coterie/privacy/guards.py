@@ -111,6 +111,14 @@ class Guards:
         block = noise.add({"weight": torch.tensor(self.kappa * self.clip * weight, dtype=torch.float64)}, self.noise_std)
         return replace(message, groups={**message.groups, **groups}, weight=block["weight"] / (self.kappa * self.clip))
 
+    def unprotected(self, message: Message, slots: Mapping[str, Slot]) -> Message:
+        """What a client sends that runs no guard: in the form that the server sums (PT-D2's), without clip or noise."""
+        if not self.private:
+            return message
+        weight = self._weight(message)
+        groups = {name: scale(message[name], weight) for name in message.groups if slots[name].guard == "update"}
+        return replace(message, groups={**message.groups, **groups}, weight=torch.tensor(weight, dtype=torch.float64))
+
     def nothing_but_noise(self, slots: Mapping[str, Slot], noise: NoiseSource) -> Message:
         """What an empty cohort releases: the same noise on zeros, so that emptiness is not told.
 
