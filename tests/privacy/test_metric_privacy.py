@@ -9,10 +9,9 @@ import torch
 from scipy import integrate, stats
 
 from coterie.attribution import pixel_weights
+from coterie.privacy.gaussian import gaussian_delta, gaussian_eps
 from coterie.privacy.metric_privacy import (
     Sharing,
-    gaussian_delta,
-    gaussian_eps,
     gaussian_sigma,
     is_non_expansive,
     k_rr,

@@ -41,7 +41,7 @@ def check_world(world: World, guards: Guards, settings: Settings, reduce: Reduce
     if not world.plan:
         raise ValueError("The plan has no phase, so there is nothing to run. Give at least one Phase.")
     check_reduce(world, reduce, guards)
-    check_attack(world)
+    check_attack(world, guards)
     seen: set[str] = set()
     for phase in world.plan:
         if phase.name in seen:
@@ -58,6 +58,8 @@ def check_world(world: World, guards: Guards, settings: Settings, reduce: Reduce
                 f"Each client adds a share of the noise for {guards.shares} of them, but there are {len(world.population)}. "
                 f"Set the guards' min_cohort to {len(world.population)} or less."
             )
+        if guards.secure is not None and not isinstance(phase.cohort, Nobody):
+            guards.secure.check_cohort(len(world.population) if isinstance(phase.cohort, Poisson) else len(round.cohort))
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
 
@@ -66,7 +68,7 @@ def check_reduce(world: World, reduce: Reduce, guards: Guards) -> None:
     """A robust reduction sees every update, has updates to reduce, and enough of them."""
     if not reduce.needs_single_updates:
         return
-    if getattr(guards, "secure", None) is not None:
+    if guards.secure is not None:
         raise ValueError(
             f"{reduce} needs every client's update, but a secure sum shows the server only the sum. "
             "Use reduce=Mean() with a clip, or leave out the secure sum."
@@ -91,10 +93,15 @@ def check_reduce(world: World, reduce: Reduce, guards: Guards) -> None:
             )
 
 
-def check_attack(world: World) -> None:
-    """There is something that these attackers could change."""
+def check_attack(world: World, guards: Guards) -> None:
+    """There is something that these attackers could see and change."""
     if world.attack is None or not world.attack.tampers:
         return
+    if world.attack.omniscient and guards.secure is not None:
+        raise ValueError(
+            f"{type(world.attack).__name__} sees the honest clients' updates, which a secure sum hides from everybody. "
+            "Let attackers see their own (sees='own'), or leave out the secure sum."
+        )
     if not any(averages(phase.method.slots(hub_of(world, _first_round(world, phase)))) for phase in world.plan):
         raise ValueError(
             f"{type(world.attack).__name__} changes updates that are averaged, but {type(world.plan[-1].method).__name__} averages none. "

@@ -10,7 +10,8 @@ from typing import Any
 from coterie.attacks.poison import Attack
 from coterie.data.examples import ClientParts, Population, View, whole
 from coterie.engine.record import knobs
-from coterie.message import Message
+from coterie.message import Message, Slot
+from coterie.randomness import Key
 from coterie.states import ClientId
 from coterie.tensors import norm
 
@@ -38,6 +39,26 @@ def _with_trigger(parts: ClientParts, attack: Attack) -> ClientParts:
 
 def _columns(view: View) -> dict[str, Any]:
     return {name: view.column(name) for name in view.columns}
+
+
+def tamper(
+    attack: Attack, trained: Mapping[ClientId, Message], downs: Mapping[ClientId, Message], key: Key,
+    honest: Mapping[ClientId, Message], slots: Mapping[str, Slot],
+) -> tuple[dict[ClientId, Message], list[Tampered]]:  # fmt: skip
+    """What attackers send instead of what they trained: only groups that are averaged or summed change."""
+
+    def updates(message: Message) -> Message:
+        return replace(message, groups={name: group for name, group in message.groups.items() if slots[name].reduce != "each"})
+
+    own = {client: updates(message) for client, message in trained.items()}
+    sent = attack.tamper(own, downs, key, {client: updates(message) for client, message in honest.items()})
+    whole = {client: replace(sent[client], groups={**trained[client].groups, **sent[client].groups}) for client in trained}
+    return whole, [Tampered.of(client, own[client], sent[client]) for client in trained]
+
+
+def as_changes(slots: Mapping[str, Slot]) -> dict[str, Slot]:
+    """The same slots for Messages from which what was sent has been subtracted already."""
+    return {name: slot if slot.reduce == "each" else replace(slot, kind="change") for name, slot in slots.items()}
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def describe(
         "model": {"parameters": sum(v.numel() for v in world.net.params.values()), "groups": list_groups(world)},
         "metrics": {"main": world.metric.main, "directions": dict(world.metric.directions)},
         "population": population_record(world.population),
-        "privacy": None if guards.clip is None else asdict(guards),
+        "privacy": None if guards.clip is None and guards.secure is None else asdict(guards),
         "reduce": knobs(reduce),
         "attack": None if world.attack is None else {**knobs(world.attack), "attackers": sorted(world.attackers)},
     }

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from coterie.attacks.poison import Attack
 from coterie.engine.answers import Context, conclude, conduct
 from coterie.engine.backend import Backend, Outcome, TrainJob, World
 from coterie.engine.border import Refused, changes, check
 from coterie.engine.client import Failure, Finished, failure
-from coterie.engine.poisoning import Tampered
+from coterie.engine.poisoning import Tampered, as_changes, tamper
+from coterie.engine.secure import SecureRound
 from coterie.engine.wire import Ledger
 from coterie.message import Message, Slot
 from coterie.method import Exchange, Hub, Method, Nobody, Round, Sweep, Train, as_run
 from coterie.privacy.guards import Guards
+from coterie.privacy.secure_sum import Aborted
+from coterie.privacy.secure_sum.vector import Layout
 from coterie.randomness import Key
 from coterie.reduce.seam import Reduce
 from coterie.states import ClientId, ServerState
@@ -39,6 +43,7 @@ class RoundResult:
     delivered: dict[str, set[ClientId]] = field(default_factory=dict)
     tampered: list[Tampered] = field(default_factory=list)
     kept_bytes: int = 0  # Messages kept whole, for "each" slots and by robust reductions
+    secure: Mapping[str, Any] | None = None  # what is told of a secure sum
 
 
 class TooFew(RuntimeError):
@@ -91,14 +96,29 @@ class RoundRunner:
         self.result = RoundResult(self.state, {}, Ledger(round.index + 1, round.phase), ())
         self.result.delivered = {name: set(clients) for name, clients in delivered.items()}
 
+        self.secure = self._secure_round()
+
     def run(self) -> RoundResult:
+        if self.secure is None:
+            return self._run()
+        try:
+            self.secure.open()
+            return self._run()
+        except Aborted as aborted:
+            raise TooFew(str(aborted), self.result) from aborted
+        finally:
+            self.secure.count_traffic()
+            self.result.secure = self.secure.record()
+
+    def _run(self) -> RoundResult:
         result, guards = self.result, self.rules.guards
         fold = self.rules.reduce.fold(self.slots, premultiplied=guards.private, expected=self.world.expected(self.round))
         each: dict[ClientId, Message] = {}
         returned: list[ClientId] = []
         for client, outcome, message in self._messages():
             returned.append(client)
-            fold.add(message, client)
+            if self.secure is None:
+                fold.add(message, client)
             own = {name: group for name, group in message.groups.items() if self.slots[name].reduce == "each"}
             if own:
                 each[client] = Message(own, message.scalars, message.weight).copied()  # its row may hold the same tensors
@@ -116,12 +136,14 @@ class RoundRunner:
                 f"Round {self.round.index + 1} got {len(returned)} of {len(self.round.cohort)} clients back, "
                 f"fewer than {self.rules.min_cohort}.", result,
             )  # fmt: skip
-        elif self.round.cohort and averages(self.slots) and fold.counted < self.rules.reduce.fewest:
+        elif self.secure is None and self.round.cohort and averages(self.slots) and fold.counted < self.rules.reduce.fewest:
             raise TooFew(
                 f"Round {self.round.index + 1} got {fold.counted} of {len(self.round.cohort)} clients back that count, "
                 f"but {self.rules.reduce} needs {self.rules.reduce.fewest}.", result,
             )  # fmt: skip
-        result.state = self._absorb(fold.result(), each)
+        if self.secure is not None:
+            fold.add(self.secure.close())
+        result.state = self._absorb(self._in_dtypes(fold.result()), each)
         return result
 
     def _messages(self) -> Iterator[tuple[ClientId, Finished, Message]]:
@@ -148,26 +170,39 @@ class RoundRunner:
         self, attack: Attack, theirs: Mapping[ClientId, tuple[Finished, Message]], honest: Mapping[ClientId, Message]
     ) -> Iterator[tuple[ClientId, Finished, Message]]:
         """The attackers' Messages as they arrive: nothing guards them on the client, and the border checks them like any other."""
-        reduced = {name for name, slot in self.slots.items() if slot.reduce != "each"}
-        slots = {name: slot if slot.reduce == "each" else replace(slot, kind="change") for name, slot in self.slots.items()}
-
-        def updates(message: Message) -> Message:
-            return replace(message, groups={name: group for name, group in message.groups.items() if name in reduced})
-
-        own = {client: updates(message) for client, (_, message) in theirs.items()}
-        downs = {client: self.attacked.pop(client) for client in theirs}
         key = attack.key(self.world.seed).fold("round", self.round.index)
-        sent = attack.tamper(own, downs, key, {client: updates(message) for client, message in honest.items()})
-        for client, (outcome, before) in theirs.items():
-            whole = replace(sent[client], groups={**before.groups, **sent[client].groups})
-            self.result.tampered.append(Tampered.of(client, own[client], sent[client]))
-            self.result.ledger.count("up", whole)
+        trained = {client: message for client, (_, message) in theirs.items()}
+        sent, told = tamper(attack, trained, self.attacked, key, honest, self.slots)
+        self.result.tampered += told
+        for client, message in sent.items():
+            arrived = self.rules.guards.unprotected(message, self.slots)
             try:
-                check(whole, slots, downs[client], norm_ratio=self.rules.norm_ratio)
+                if self.secure is not None:
+                    self.secure.add(client, arrived, attacks=True)
+                    arrived = Message()
+                else:
+                    self.result.ledger.count("up", message)
+                    check(message, as_changes(self.slots), self.attacked[client], norm_ratio=self.rules.norm_ratio)
             except Refused as refused:
                 self.result.left_out.append((client, Failure(str(refused))))
                 continue
-            yield client, outcome, self.rules.guards.unprotected(whole, self.slots)
+            yield client, theirs[client][0], arrived
+
+    def _secure_round(self) -> SecureRound | None:
+        """The protocol of this attempt, where there is a cohort and something to sum."""
+        guards, layout = self.rules.guards, Layout(self.slots)
+        if guards.secure is None or not layout.slots or not self.round.cohort:
+            return None
+        dropouts = Key(self.world.seed, ("dropout", self.round.index, self.attempt))
+        device = next(iter(self.world.net.params.values())).device
+        return SecureRound(guards, layout, self.round, self.noise, device, self.result.ledger, dropouts)
+
+    def _in_dtypes(self, mean: Message | None) -> Message | None:
+        """A sum is decoded in float64; the method gets what its slots declare."""
+        if mean is None or self.secure is None:
+            return mean
+        groups = {name: {key: value.to(self.slots[name].spec[key][1]) for key, value in group.items()} for name, group in mean.groups.items()}
+        return mean.with_(**groups)
 
     def _outcomes(self) -> Iterator[Outcome]:
         for outcome in self.backend.train(self._jobs(), self._answer):
@@ -205,6 +240,8 @@ class RoundRunner:
         if isinstance(outcome, Failure):
             self.result.left_out.append((client, outcome))
             return None
+        if self.secure is not None:
+            return self._receive_masked(client, outcome, down, attacks=attacks)
         try:
             message = self._guard(outcome.message, self.slots, down, attacks=attacks)
         except Refused as refused:
@@ -219,6 +256,24 @@ class RoundRunner:
             self.result.left_out.append((client, outcome.unusable))
             return None
         return message
+
+    def _receive_masked(self, client: ClientId, outcome: Finished, down: Message, *, attacks: bool) -> Message | None:
+        """Under a secure sum: the client guards, encodes and masks; what stays here is that it has, not what."""
+        assert self.secure is not None
+        try:
+            if not self.secure.sends(client):
+                raise Refused("dropped out before it sent its masked vector, as the experiment asks for.")
+            if outcome.unusable is not None:
+                raise Refused(outcome.unusable.reason)
+            message = self._guard(outcome.message, self.slots, down, attacks=attacks)
+            if attacks:
+                self.attacked[client] = down
+                return message
+            self.secure.add(client, message)
+        except Refused as refused:
+            self.result.left_out.append((client, outcome.unusable or Failure(str(refused))))
+            return None
+        return Message()
 
     def _guard(self, message: Message, slots: Mapping[str, Slot], sent: Message, *, attacks: bool = False) -> Message:
         ratio = float("inf") if self.rules.guards.clip is not None else self.rules.norm_ratio

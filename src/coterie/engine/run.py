@@ -187,7 +187,7 @@ class Runner:
             **head, "event": "round", "seconds": seconds, "bytes_up": up, "bytes_down": down,
             "cohort": self.cohort_size, "returned": len(result.returned),
             "train_loss": next((v for n, v in numbers.items() if n.endswith("/objective")), None), "train": numbers,
-            "kept_bytes": result.kept_bytes, **told_of(result.tampered),
+            "kept_bytes": result.kept_bytes, **told_of(result.tampered), **({"secure_sum": result.secure} if result.secure else {}),
         }])  # fmt: skip
         self.folder.clients(client_rows(scores, self.world.population, index + 1))
         self.progress.round = index + 1

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]
+from scipy.special import stdtr, stdtrit
 
 ROUNDING = 1e-12  # a spread below this share of the values' size is rounding, not spread
 

@@ -1,9 +1,7 @@
 """What Gaussian noise on a shared example guarantees, exactly: the numbers behind a FedXDS sharing phase.
 
 For two inputs at L2 distance d the mechanism x -> x + N(0, sigma^2 I) is mu-Gaussian-DP with mu = d / sigma
-(Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, Theorem 8):
-
-    delta(eps) = Phi(mu/2 - eps/mu) - exp(eps) Phi(-mu/2 - eps/mu).
+(`privacy/gaussian.py`).
 
 The printed formula sigma = d sqrt(2 ln(1.25/delta)) / eps holds for eps <= 1 only: at sigma = 0.15, delta = 1e-5 and
 d = 1 it says 32.3 where the exact value is 49.9. The loss also grows with the square of the distance for large d, not
@@ -16,32 +14,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-
-def gaussian_delta(eps: float, mu: float) -> float:
-    """The smallest delta for which a mu-GDP mechanism is (eps, delta)-DP."""
-    if mu == 0.0:
-        return 0.0
-    if math.isinf(mu):
-        return 1.0
-    first = _log_phi(mu / 2 - eps / mu)
-    second = eps + _log_phi(-mu / 2 - eps / mu)
-    return math.exp(first) * -math.expm1(min(second - first, 0.0))  # the difference of the two, without cancellation
-
-
-def gaussian_eps(mu: float, delta: float = 1e-5) -> float:
-    """The smallest eps >= 0 for which a mu-GDP mechanism is (eps, delta)-DP."""
-    if not mu >= 0.0:
-        raise ValueError(f"mu = distance / sigma must be at least 0, found {mu}. Use a distance >= 0 and a sigma > 0.")
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta must lie strictly between 0 and 1, found {delta}. Use for example 1e-5.")
-    if gaussian_delta(0.0, mu) <= delta:
-        return 0.0
-    if math.isinf(mu):
-        return math.inf
-    return _root(lambda eps: gaussian_delta(eps, mu) - delta)
+from coterie.privacy.gaussian import gaussian_eps, gaussian_mu
 
 
 def metric_curve(distance: float, sigma: float, delta: float = 1e-5) -> float:
@@ -60,8 +35,7 @@ def gaussian_sigma(eps: float, distance: float, delta: float = 1e-5) -> float:
     """The noise that makes `distance` cost `eps` (what one would have to use)."""
     if not eps > 0.0:
         raise ValueError(f"eps must be greater than 0, found {eps}. Use for example 8.")
-    mu = _root(lambda mu: delta - gaussian_delta(eps, mu))
-    return distance / mu
+    return distance / gaussian_mu(eps, delta)
 
 
 def k_rr(eps_y: float, num_classes: int) -> float:
@@ -123,21 +97,6 @@ def _mu(distance: float, sigma: float) -> float:
     if distance == 0.0:
         return 0.0
     return distance / sigma if sigma > 0.0 else math.inf
-
-
-def _log_phi(x: float) -> float:
-    return float(torch.special.log_ndtr(torch.tensor(x, dtype=torch.float64)))
-
-
-def _root(falling: Callable[[float], float]) -> float:
-    """Where a falling function crosses 0, for arguments > 0, by doubling and halving."""
-    low, high = 0.0, 1.0
-    while falling(high) > 0.0:
-        low, high = high, 2.0 * high
-    while high - low > 1e-12 * high:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if falling(middle) > 0.0 else (low, middle)
-    return high
 
 
 def _finite(value: float) -> float | None:

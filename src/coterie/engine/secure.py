@@ -1,0 +1,101 @@
+"""A round under a secure sum: clients mask what they send, and the server's side of the round sees the sum only.
+
+The border's checks of one Message (names, shapes, finite numbers, norm) are made by the client's own software here, because the
+server can't see what it would check; an attacker may leave them out. A client that fails them sends nothing and is recovered
+like any other that dropped out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from coterie.engine.border import Refused
+from coterie.engine.wire import Ledger
+from coterie.message import Message
+from coterie.method import Round
+from coterie.privacy.guards import Guards
+from coterie.privacy.noise import NoiseSource
+from coterie.privacy.secure_sum import FixedPoint, InProcess, SecureSum
+from coterie.privacy.secure_sum.in_process import STEPS, Step
+from coterie.privacy.secure_sum.vector import Layout, weighed
+from coterie.randomness import Key
+from coterie.states import ClientId
+
+_TRAFFIC: tuple[Step, ...] = ("keys", "shares", "unmask")
+
+
+class SecureRound:
+    """The real protocol of all clients of one attempt of a round, in this process."""
+
+    def __init__(
+        self, guards: Guards, layout: Layout, round: Round, noise: NoiseSource, device: torch.device, ledger: Ledger, dropouts: Key
+    ) -> None:
+        assert guards.secure is not None
+        self.guards, self.layout, self.noise, self.device, self.ledger = guards, layout, noise, device, ledger
+        self.silent_from = draw_dropouts(guards.secure, round.cohort, dropouts)
+        self.protocol = InProcess(guards.secure, round.index, round.cohort, layout.length, self.silent_from)
+        self.code = FixedPoint(len(round.cohort), guards.coordinate_bound, guards.secure.bits)
+        self.clamped = 0
+
+    def open(self) -> None:
+        """Keys and shares of everybody, before anybody trains."""
+        self.protocol.open()
+
+    def sends(self, client: ClientId) -> bool:
+        return self.protocol.sends(client)
+
+    def add(self, client: ClientId, message: Message, *, attacks: bool = False) -> None:
+        """Encode, mask and send what the guards left of a client's Message; an attacker takes all of the range that there is."""
+        if self.guards.private:  # holds a clip(Delta) + noise and a + noise already
+            groups, weight = message.groups, float(message.weight if message.weight is not None else 1.0)
+        else:
+            weight = self.guards.weight_of(message)
+            groups = weighed(message, self.layout.slots, weight)
+        vector = self.layout.vector(groups, weight * self.guards.weight_scale)
+        try:
+            encoded, clamped = self.code.encode(vector, self.noise.uniform(vector.size), clamp=self.guards.private or attacks)
+        except ValueError as error:
+            raise Refused(f"kept its vector back: {error}") from error
+        self.clamped += clamped
+        self.protocol.add(client, encoded)
+        width = encoded.itemsize
+        for slot, size in {**self.layout.sizes, "weight": 1}.items():
+            self.ledger.count_bytes("up", slot, size * width)
+
+    def close(self) -> Message:
+        """The sum as one Message, ready to be folded: under noise S and A, else the mean of all and its weight."""
+        groups, last = self.layout.groups(self.code.decode(self.protocol.close()), self.device)
+        weight = last / self.guards.weight_scale
+        if not self.guards.private and weight > 0:
+            for name, slot in self.layout.slots.items():
+                if slot.reduce == "mean":
+                    groups[name] = {key: value / weight for key, value in groups[name].items()}
+            weight *= self.guards.n_max
+        return Message(groups, weight=torch.tensor(weight, dtype=torch.float64))
+
+    def count_traffic(self) -> None:
+        """Keys, shares and unmasking as their messages were; vectors are booked by slot as they arrive."""
+        for (step, way), (size, clients) in self.protocol.traffic.cells.items():
+            if step in _TRAFFIC:
+                self.ledger.count_bytes(way, f"secure {step}", size, clients)
+
+    def record(self) -> dict[str, Any]:
+        """What is told of it in metrics.jsonl."""
+        server = self.protocol.server
+        return {
+            "threshold": server.threshold, "bits": self.code.bits, "fraction_bits": self.code.fraction_bits,
+            "range": self.code.bound, "error_of_sum": self.code.error, "survivors": len(server.survivors),
+            "recovered": len(server.shared - server.survivors), "clamped": self.clamped,
+        }  # fmt: skip
+
+
+def draw_dropouts(secure: SecureSum, cohort: tuple[ClientId, ...], key: Key) -> dict[ClientId, Step]:
+    """Who falls silent, and from which step on, for experiments: from the run's key, so that it can be repeated."""
+    if not secure.dropout:
+        return {}
+    generator = key.numpy()
+    lost = generator.random(len(cohort)) < secure.dropout
+    steps = generator.integers(len(STEPS), size=len(cohort))
+    return {client: STEPS[step] for client, gone, step in zip(cohort, lost, steps, strict=True) if gone}

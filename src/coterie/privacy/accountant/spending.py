@@ -1,0 +1,126 @@
+"""What a run has spent: Releases added up, and the three views of them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from coterie.privacy.accountant.budget import Budget
+from coterie.privacy.accountant.sampled import MISSING, Group, available, poisson_epsilon, replaced_epsilon
+from coterie.privacy.accountant.views import REMOVED, REPLACED, SEES, View, ViewName, load, one_message, whole_sum
+from coterie.privacy.gaussian import gaussian_eps
+from coterie.privacy.release import Release, Sampling
+
+EXACT = "exact Gaussian"
+SAMPLING_WORDS: dict[Sampling, str] = {
+    "everyone": "everyone", "poisson": "Poisson: each client alone, with the same chance", "fixed": "a cohort of fixed size, without replacement",
+}  # fmt: skip
+
+
+class Spending:
+    """Adds Releases up. Every view costs milliseconds to a fraction of a second, whatever the number of rounds."""
+
+    def __init__(self, budget: Budget = Budget(), releases: Iterable[Release] = ()) -> None:
+        self.budget = budget
+        self.num_releases = 0
+        self._local: dict[int, float] = {}  # client -> mu^2 for adding or removing its one Message
+        self._central: dict[int, float] = {}  # client -> mu^2 for adding or removing it in the sums it took part in
+        self._participations: Counter[int] = Counter()
+        self._counts: dict[Sampling, Counter[Group]] = {}
+        self._secure = True
+        for release in releases:
+            self.add(release)
+
+    def add(self, release: Release, times: int = 1) -> None:
+        """Charge one attempt of a round (or as many equal ones)."""
+        self.num_releases += times
+        self._secure = self._secure and release.secure
+        message, total = one_message(release), whole_sum(release)
+        for client in release.participants:
+            self._participations[client] += times
+            self._local[client] = self._local.get(client, 0.0) + times * load(message)
+            self._central[client] = self._central.get(client, 0.0) + times * load(total)
+        self._counts.setdefault(release.sampling, Counter())[total, release.rate] += times
+
+    def plus(self, releases: Iterable[Release]) -> Spending:
+        """What would be spent after these as well."""
+        ahead = copy.copy(self)
+        ahead._local, ahead._central, ahead._participations = dict(self._local), dict(self._central), Counter(self._participations)
+        ahead._counts = {sampling: Counter(counts) for sampling, counts in self._counts.items()}
+        for release in releases:
+            ahead.add(release)
+        return ahead
+
+    @property
+    def most_participations(self) -> int:
+        return max(self._participations.values(), default=0)
+
+    def exceeds(self) -> bool:
+        """Whether more is spent than the budget allows. What can't be bounded is more than any budget."""
+        if self.budget.epsilon is None or not self.num_releases:
+            return False
+        epsilon = self.view(self.budget.view).epsilon
+        return epsilon is None or epsilon > self.budget.epsilon
+
+    def views(self) -> dict[ViewName, View]:
+        """All three, always together."""
+        return {name: self.view(name) for name in ("local", "central", "amplified")}
+
+    def headline(self) -> ViewName:
+        """The view of the budget where there is one; else the strongest that this run's own server could not break."""
+        if self.budget.epsilon is not None:
+            return self.budget.view
+        return "central" if self._secure else "local"
+
+    def view(self, name: ViewName) -> View:
+        if name == "amplified":
+            return self._amplified()
+        loads = self._local if name == "local" else self._central
+        removed = math.sqrt(max(loads.values(), default=0.0))
+        replaced = _finite(gaussian_eps(2.0 * removed, self.budget.delta))
+        epsilon = replaced if name == "local" else _finite(gaussian_eps(removed, self.budget.delta))
+        most = self.most_participations
+        return View(
+            name=name, epsilon=epsilon, delta=self.budget.delta, relation=REPLACED if name == "local" else REMOVED,
+            sampling=f"known, so nothing is amplified; the client that took part most did so {most:,} time{'' if most == 1 else 's'}",
+            against=SEES[name], accountant=EXACT, replaced_epsilon=None if name == "local" else replaced,
+            only_if=None if name == "local" or self._secure else "the server can be trusted: it saw every message (no secure sum)",
+            reason="a release carried no noise" if epsilon is None else None,
+        )  # fmt: skip
+
+    def _amplified(self) -> View:
+        used = [sampling for sampling, counts in self._counts.items() if counts]
+        words = "; ".join(SAMPLING_WORDS[sampling] for sampling in used) or SAMPLING_WORDS["everyone"]
+        epsilon, relation, accountant, reason = self._amplified_epsilon()
+        replaced = self.view("central").replaced_epsilon if used == ["everyone"] else None
+        hidden = "who takes part stays hidden" if used and used != ["everyone"] else ""
+        trusted = "" if self._secure else "the server can be trusted: it saw every message (no secure sum)"
+        return View(
+            name="amplified", epsilon=epsilon, delta=self.budget.delta, relation=relation, sampling=words, against=SEES["amplified"],
+            accountant=accountant, replaced_epsilon=replaced, only_if=" and ".join(filter(None, [hidden, trusted])) or None, reason=reason,
+        )  # fmt: skip
+
+    def _amplified_epsilon(self) -> tuple[float | None, str, str, str | None]:
+        """Epsilon, relation, accountant, and the reason where there is none."""
+        together: Counter[Group] = Counter()
+        for counts in self._counts.values():
+            together += counts
+        if any(z == 0.0 for z, _ in together):
+            return None, REMOVED, EXACT, "a release carried no noise"
+        if all(q == 1.0 for _, q in together) and self.budget.accountant == "pld":  # nothing is sampled: there is a closed form
+            mu = math.sqrt(sum(count * load(z) for (z, _), count in together.items()))
+            return _finite(gaussian_eps(mu, self.budget.delta)), REMOVED, EXACT, None
+        if not available():
+            return None, REMOVED, self.budget.accountant, MISSING
+        if "fixed" not in self._counts:
+            epsilon, accountant = poisson_epsilon(together, self.budget.delta, self.budget.accountant)
+            return _finite(epsilon), REMOVED, accountant, None
+        if "poisson" in self._counts:
+            return None, REPLACED, "rdp", "Poisson cohorts and cohorts of fixed size are mixed, and no bound here covers both"
+        return _finite(replaced_epsilon(together, self.budget.delta)), REPLACED, "rdp", None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

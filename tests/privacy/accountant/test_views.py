@@ -1,0 +1,101 @@
+"""Three views of the same rounds: what each counts, and where there is no number."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from coterie.privacy.accountant import Budget, Scheme, Spending, planned, sampled
+from coterie.privacy.gaussian import gaussian_eps
+from coterie.privacy.guards import Guards
+from coterie.privacy.release import Release
+
+ALL = Release(round=1, noise=2.0, split="full", min_cohort=4, sampling="everyone", rate=1.0, participants=(0, 1, 2), secure=True)
+
+
+def test_the_local_view_charges_by_participation_and_tells_the_largest() -> None:
+    releases = [replace(ALL, participants=who) for who in ((0, 1), (1,), (1, 2), ())]
+    local = Spending(releases=releases).view("local")
+    # client 1 took part three times, each time mu = 2 / noise = 1
+    assert local.epsilon == pytest.approx(gaussian_eps(math.sqrt(3)), rel=1e-12)
+    assert "3 times" in local.sampling and "replaced" in local.relation
+
+
+def test_the_sum_carries_the_noise_of_the_guaranteed_terms() -> None:
+    full, share = Spending(releases=[ALL]), Spending(releases=[replace(ALL, split="share")])
+    assert full.view("central").epsilon == pytest.approx(gaussian_eps(1 / (2.0 * math.sqrt(4))), rel=1e-12)
+    assert share.view("central").epsilon == pytest.approx(gaussian_eps(1 / 2.0), rel=1e-12)
+    assert share.view("central").replaced_epsilon == pytest.approx(gaussian_eps(2 / 2.0), rel=1e-12)
+    assert full.view("local").epsilon == pytest.approx(gaussian_eps(2 / 2.0), rel=1e-12)
+    assert share.view("local").epsilon == pytest.approx(gaussian_eps(2 / (2.0 / math.sqrt(4))), rel=1e-12)
+
+
+def test_different_releases_add_up() -> None:
+    """mu^2 of a Gaussian composition is the sum of 1/z^2."""
+    other = replace(ALL, noise=0.7, min_cohort=9, split="share")
+    mu = math.sqrt(2 / (2.0**2 * 4) + 1 / 0.7**2)
+    assert Spending(releases=[ALL, other, ALL]).view("amplified").epsilon == pytest.approx(gaussian_eps(mu), rel=1e-12)
+
+
+def test_different_sampled_releases_cost_more_than_either_and_less_than_their_sum() -> None:
+    first = replace(ALL, sampling="poisson", rate=0.1, min_cohort=1, noise=1.0)
+    second = replace(first, rate=0.2, noise=1.5)
+    alone = [Spending(releases=[release] * 10).view("amplified").epsilon for release in (first, second)]
+    both = Spending(releases=[first, second] * 10).view("amplified").epsilon
+    assert None not in alone and both is not None
+    assert max(alone) < both < sum(alone)
+
+
+def test_the_bit_of_the_adaptive_clip_is_one_more_part_of_the_same_release() -> None:
+    view = Spending(releases=[replace(ALL, min_cohort=1, noise=2.0, clip_noise=5.0)]).view("central")
+    assert view.epsilon == pytest.approx(gaussian_eps(math.sqrt(1 / 4 + 1 / 25)), rel=1e-12)
+
+
+def test_the_coordinate_of_the_weight_is_inside_the_multiplier() -> None:
+    """The joint vector (a Delta, kappa C a) is at most C sqrt(1 + kappa^2) long; its noise has that factor, so their ratio is `noise`."""
+    guards = Guards(clip=3.0, noise=0.7, kappa=0.4)
+    longest = 3.0 * math.sqrt(1 + 0.4**2)
+    assert guards.noise_std / longest == pytest.approx(0.7, rel=1e-12)
+
+
+def test_void_rounds_are_charged() -> None:
+    empty = replace(ALL, sampling="poisson", rate=0.1, min_cohort=1, participants=())
+    ten, eleven = (planned(Scheme(rate=0.1), 2.0, rounds).view("amplified").epsilon for rounds in (10, 11))
+    spending = Spending(releases=[replace(empty, participants=(0,))] * 10)
+    assert spending.view("amplified").epsilon == pytest.approx(ten, rel=1e-9)
+    assert spending.plus([empty]).view("amplified").epsilon == pytest.approx(eleven, rel=1e-9)
+    assert ten is not None and eleven is not None and eleven > ten
+
+
+def test_what_nobody_checked_stands_beside_the_number() -> None:
+    open_sum = Spending(releases=[replace(ALL, secure=False)])
+    assert open_sum.view("local").only_if is None
+    assert "trusted" in (open_sum.view("central").only_if or "")
+    assert Spending(releases=[ALL]).view("central").only_if is None
+    hidden = Spending(releases=[replace(ALL, sampling="poisson", rate=0.5)]).view("amplified")
+    assert "hidden" in (hidden.only_if or "")
+    assert open_sum.headline() == "local" and Spending(releases=[ALL]).headline() == "central"
+    assert Spending(Budget(epsilon=1.0, view="amplified"), [ALL]).headline() == "amplified"
+
+
+def test_no_number_is_given_where_none_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = Spending(releases=[replace(ALL, noise=0.0)]).views()
+    assert all(view.epsilon is None and view.reason == "a release carried no noise" for view in bare.values())
+    poisson, fixed = (replace(ALL, sampling=sampling, rate=0.5) for sampling in ("poisson", "fixed"))
+    mixed = Spending(releases=[poisson, fixed]).view("amplified")
+    assert mixed.epsilon is None and "mixed" in (mixed.reason or "")
+    monkeypatch.setattr(sampled.importlib.util, "find_spec", lambda name: None)
+    without = Spending(releases=[poisson])
+    assert without.view("amplified").epsilon is None and "pip install 'coterie[privacy]'" in (without.view("amplified").reason or "")
+    assert without.view("local").epsilon is not None and without.view("central").epsilon is not None
+
+
+def test_what_is_seen_in_one_go_is_what_is_added_round_by_round() -> None:
+    release = replace(ALL, sampling="poisson", rate=0.05, min_cohort=1, noise=1.0)
+    step_by_step = Spending()
+    for _ in range(30):
+        step_by_step.add(release)
+        epsilon = step_by_step.view("amplified").epsilon
+    assert epsilon == pytest.approx(planned(Scheme(rate=0.05), 1.0, 30).view("amplified").epsilon, rel=1e-6)
