@@ -6,7 +6,8 @@ arXiv 1912.13445: minimise g(v) = sum_k a_k ||v - x_k|| with the smoothed Weiszf
     b_k = a_k / max(nu, ||v - x_k||),   v <- sum_k b_k x_k / sum_k b_k,
 
 from the weighted mean. a_k = w_k / sum_j w_j, so a client counts as much as it claims, and the median holds while attackers have less
-than half of the weight. It stops after `iterations`, or when the smoothed objective falls by less than a billionth part.
+than half of the weight. It stops after `iterations`, or when v moves by less than a millionth of its median distance to the updates: the
+objective would say nothing beside one huge update.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from coterie.reduce.kept import RobustReduce, Updates
 
-_STILL = 1e-9
+_STILL = 1e-6
 
 
 @dataclass(frozen=True)
@@ -37,20 +38,15 @@ class GeometricMedian(RobustReduce):
 
     def centre(self, updates: Updates) -> list[Tensor]:
         weights = updates.weights / updates.weights.sum()
-        shares, before = weights, math.inf
+        point = updates.combined(weights)
         for _ in range(self.iterations):
-            lengths = _distances(updates, updates.combined(shares))
-            objective = float((weights * self._smoothed(lengths)).sum())
-            if not objective < before * (1.0 - _STILL):
+            lengths = _distances(updates, point)
+            pull = weights / lengths.clamp(min=self.smoothing)  # b_k of Algorithm 2
+            before, point = point, updates.combined(pull / pull.sum())
+            moved = sum(float((new - old).square().sum()) for new, old in zip(point, before, strict=True))
+            if math.sqrt(moved) <= _STILL * float(lengths.quantile(0.5)):
                 break
-            before = objective
-            pull = weights / lengths.clamp(min=self.smoothing)  # Algorithm 2, line 3
-            shares = pull / pull.sum()
-        return updates.combined(shares)
-
-    def _smoothed(self, lengths: Tensor) -> Tensor:
-        """||z||_(nu) of RFA: the length, and a parabola below nu."""
-        return torch.where(lengths > self.smoothing, lengths, lengths.square() / (2 * self.smoothing) + self.smoothing / 2)
+        return point
 
 
 def _distances(updates: Updates, point: list[Tensor]) -> Tensor:

@@ -34,7 +34,7 @@ class Updates:
     def doubled(self) -> Iterator[Tensor]:
         """One block after another as [n, entries] in float64."""
         for block in self.blocks:
-            yield block.flatten(1).double()
+            yield block.reshape(len(self), block[0].numel()).double()
 
     def squared_norms(self) -> Tensor:
         """||x_k||^2."""
