@@ -8,13 +8,16 @@ from typing import Protocol, TypeAlias
 
 from coterie.attacks.poison import Attack
 from coterie.data.examples import ClientParts, Population
+from coterie.engine.answers import Question
 from coterie.engine.client import Failure, Finished
 from coterie.message import Kind, Message
-from coterie.method import Exchange, Method, Net, Phase, Plan, Poisson, Predictor, Round, Site
+from coterie.method import Exchange, Method, Net, Phase, Plan, Poisson, Predictor, Round, Site, Trained
 from coterie.metrics.metric import Metric
 from coterie.randomness import Key
+from coterie.reduce.mean import Mean
+from coterie.reduce.seam import Reduce
 from coterie.states import ClientId, Content
-from coterie.tensors import Groups
+from coterie.tensors import Groups, Tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +29,7 @@ class World:
     net: Net
     metric: Metric
     seed: int
+    reduce: Reduce = Mean()
     attack: Attack | None = None
 
     def phase(self, name: str) -> Phase:
@@ -101,5 +105,6 @@ class Backend(Protocol):
 
     def train(self, jobs: Iterable[TrainJob], answer: AnswerExchange) -> Iterator[Outcome]: ...
     def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores | Failure]]: ...
+    def reply_to(self, asked: Question) -> Trained | Tensors: ...  # in this process: a client's of `loop`, and the server's
     def remarks(self) -> list[str]: ...  # what a user should know of how it went, once each
     def close(self) -> None: ...

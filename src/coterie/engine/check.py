@@ -30,17 +30,17 @@ def check(
 ) -> None:  # fmt: skip
     """Refuse what `run` would refuse, and what every client would refuse in its first round. Writes and trains nothing."""
     choose_device(settings.devices)
-    world = World(plan, poisoned(population, attack, settings.seed), net, metric, settings.seed, attack)
+    world = World(plan, poisoned(population, attack, settings.seed), net, metric, settings.seed, reduce, attack)
     choose_backend(settings, plan, net.params, [len(parts.train) for parts in population.parts])
-    check_world(world, guards, settings, reduce)
+    check_world(world, guards, settings)
     _check_first_ask(world)
 
 
-def check_world(world: World, guards: Guards, settings: Settings, reduce: Reduce = Mean()) -> None:
+def check_world(world: World, guards: Guards, settings: Settings) -> None:
     """Phases, cohorts, slots and guards fit together."""
     if not world.plan:
         raise ValueError("The plan has no phase, so there is nothing to run. Give at least one Phase.")
-    check_reduce(world, reduce, guards)
+    check_reduce(world, guards)
     check_attack(world, guards)
     seen: set[str] = set()
     for phase in world.plan:
@@ -53,19 +53,18 @@ def check_world(world: World, guards: Guards, settings: Settings, reduce: Reduce
                 f"min_cohort is {settings.min_cohort}, but a cohort of phase '{phase.name}' has {len(round.cohort)} clients. "
                 f"Use --min-cohort {len(round.cohort)} or less."
             )
-        if round.cohort and guards.shares > len(world.population):
-            raise ValueError(
-                f"Each client adds a share of the noise for {guards.shares} of them, but there are {len(world.population)}. "
-                f"Set the guards' min_cohort to {len(world.population)} or less."
-            )
+        if not isinstance(phase.cohort, Nobody):
+            _check_least(world, phase, guards, round)
         if guards.secure is not None and not isinstance(phase.cohort, Nobody):
-            guards.secure.check_cohort(len(world.population) if isinstance(phase.cohort, Poisson) else len(round.cohort))
+            drawn = isinstance(phase.cohort, Poisson)
+            guards.secure.check_cohort(len(world.population) if drawn else len(round.cohort), at_most=drawn)
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
 
 
-def check_reduce(world: World, reduce: Reduce, guards: Guards) -> None:
+def check_reduce(world: World, guards: Guards) -> None:
     """A robust reduction sees every update, has updates to reduce, and enough of them."""
+    reduce = world.reduce
     if not reduce.needs_single_updates:
         return
     if guards.secure is not None:
@@ -77,6 +76,11 @@ def check_reduce(world: World, reduce: Reduce, guards: Guards) -> None:
         raise ValueError(
             f"{reduce} needs every client's update, but under noise each one arrives multiplied by its weight and drowned in noise. "
             "Use reduce=Mean(), whose clip bounds every client already, or leave out noise."
+        )
+    if guards.follows:
+        raise ValueError(
+            f"{reduce} would also choose among the bits by which an adaptive clip counts clients. "
+            "Use a fixed clip (clip_mode='flat'), or reduce=Mean()."
         )
     reduced = [phase for phase in world.plan if averages(phase.method.slots(hub_of(world, _first_round(world, phase))))]
     if not reduced:
@@ -106,6 +110,21 @@ def check_attack(world: World, guards: Guards) -> None:
         raise ValueError(
             f"{type(world.attack).__name__} changes updates that are averaged, but {type(world.plan[-1].method).__name__} averages none. "
             "Use an attack on the data, such as LabelFlip(), or another method."
+        )
+
+
+def _check_least(world: World, phase: Phase, guards: Guards, round: Round) -> None:
+    """Enough clients for the noise that is claimed: with fewer every round would be nothing but noise."""
+    population = len(world.population)
+    if guards.least > population:
+        raise ValueError(
+            f"The noise is claimed for sums of at least {guards.least} clients, but there are {population}. "
+            f"Set the guards' min_cohort to {population} or less."
+        )
+    if not isinstance(phase.cohort, Poisson) and len(round.cohort) < guards.least:
+        raise ValueError(
+            f"The noise is claimed for sums of at least {guards.least} clients, but a cohort of phase '{phase.name}' has "
+            f"{len(round.cohort)}. Use a larger cohort, or set the guards' min_cohort to {len(round.cohort)} or less."
         )
 
 

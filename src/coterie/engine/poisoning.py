@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from coterie.attacks.poison import Attack
 from coterie.data.examples import ClientParts, Population, View, whole
+from coterie.engine.ambush import Tampered
+from coterie.engine.backend import World
 from coterie.engine.record import knobs
-from coterie.message import Message, Slot
-from coterie.randomness import Key
 from coterie.states import ClientId
-from coterie.tensors import norm
+from coterie.tensors import Tensors
 
 TRIGGERED = "triggered"
+NOT_PRIVATE = "attacked: some clients run no guard, so this run is not private, and no epsilon is claimed"
 
 
 def poisoned(population: Population, attack: Attack | None, seed: int) -> Population:
@@ -37,44 +38,8 @@ def _with_trigger(parts: ClientParts, attack: Attack) -> ClientParts:
     return parts if rows is None else replace(parts, triggered=replace(whole(rows), decode=parts.test.decode))
 
 
-def _columns(view: View) -> dict[str, Any]:
+def _columns(view: View) -> Tensors:
     return {name: view.column(name) for name in view.columns}
-
-
-def tamper(
-    attack: Attack, trained: Mapping[ClientId, Message], downs: Mapping[ClientId, Message], key: Key,
-    honest: Mapping[ClientId, Message], slots: Mapping[str, Slot],
-) -> tuple[dict[ClientId, Message], list[Tampered]]:  # fmt: skip
-    """What attackers send instead of what they trained: only groups that are averaged or summed change."""
-
-    def updates(message: Message) -> Message:
-        return replace(message, groups={name: group for name, group in message.groups.items() if slots[name].reduce != "each"})
-
-    own = {client: updates(message) for client, message in trained.items()}
-    sent = attack.tamper(own, downs, key, {client: updates(message) for client, message in honest.items()})
-    whole = {client: replace(sent[client], groups={**trained[client].groups, **sent[client].groups}) for client in trained}
-    return whole, [Tampered.of(client, own[client], sent[client]) for client in trained]
-
-
-def as_changes(slots: Mapping[str, Slot]) -> dict[str, Slot]:
-    """The same slots for Messages from which what was sent has been subtracted already."""
-    return {name: slot if slot.reduce == "each" else replace(slot, kind="change") for name, slot in slots.items()}
-
-
-@dataclass(frozen=True)
-class Tampered:
-    """One attacker's Message beside the one that it would have sent."""
-
-    client: ClientId
-    trained: float  # the length of its honest update
-    sent: float
-    weight_gain: float | None
-
-    @classmethod
-    def of(cls, client: ClientId, honest: Message, sent: Message) -> Tampered:
-        own, claimed = (1.0 if m.weight is None else float(m.weight) for m in (honest, sent))
-        trained, arrived = (float(norm(m.groups.values())) for m in (honest, sent))
-        return cls(client, trained, arrived, claimed / own if own else None)
 
 
 def told_of(tampered: Sequence[Tampered]) -> dict[str, Any]:
@@ -94,19 +59,21 @@ def honest_only(
     return {where: clients for where, clients in found.items() if clients}
 
 
-def summarise_attack(
-    attack: Attack, population: Population, seed: int, lines: Sequence[Mapping[str, Any]], main: str
-) -> dict[str, Any]:
-    """What a summary says of an attacked run, and whose numbers its means are."""
-    attackers = attack.attackers(len(population), seed)
+def told_of_run(summary: Mapping[str, Any], world: World, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A run's summary with how updates were reduced, and what attackers did to it."""
+    attack, told = world.attack, {**summary, "reduce": knobs(world.reduce), "attack": None}
+    if attack is None:
+        return told
     gains = [line["attack"]["weight_gain"] for line in lines if line.get("attack", {}).get("weight_gain") is not None]
-    success = {line["model"]: line[main] for line in lines if line.get("split") == TRIGGERED}
-    return {
+    success = {line["model"]: line[world.metric.main] for line in lines if line.get("split") == TRIGGERED}
+    told["attack"] = {
         **knobs(attack),
-        "attackers": list(attackers),
-        "results_over": f"the {len(population) - len(attackers)} honest clients",
-        "private": False,
+        "attackers": sorted(world.attackers),
+        "results_over": f"the {len(world.population) - len(world.attackers)} honest clients",
         **({"weight_gain": max(gains)} if gains else {}),
         **({"backdoor_success": success} if success else {}),
-        **attack.facts({client: len(population.parts[client].train) for client in attackers}),
+        **attack.facts({client: len(world.population.parts[client].train) for client in world.attackers}),
     }
+    if told["privacy"] is not None:
+        told["privacy"] = {**told["privacy"], "epsilon": None, "note": NOT_PRIVATE}
+    return told

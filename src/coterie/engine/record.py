@@ -18,14 +18,12 @@ from coterie.engine.choose import Choice
 from coterie.engine.settings import Settings
 from coterie.method import Method
 from coterie.privacy.guards import Guards
-from coterie.reduce.seam import Reduce
 from coterie.states import ClientId
 
 
 def describe(
-    world: World, settings: Settings, guards: Guards, reduce: Reduce, choice: Choice, device: torch.device, total: int,
-    about: Mapping[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+    world: World, settings: Settings, guards: Guards, choice: Choice, device: torch.device, total: int, about: Mapping[str, Any]
+) -> dict[str, Any]:
     """Everything needed to run this again, and to know what it was."""
     leaks = [asdict(finding) for finding in world.population.findings]
     return {
@@ -50,7 +48,7 @@ def describe(
         "metrics": {"main": world.metric.main, "directions": dict(world.metric.directions)},
         "population": population_record(world.population),
         "privacy": None if guards.clip is None and guards.secure is None else asdict(guards),
-        "reduce": knobs(reduce),
+        "reduce": knobs(world.reduce),
         "attack": None if world.attack is None else {**knobs(world.attack), "attackers": sorted(world.attackers)},
     }
 

@@ -22,11 +22,13 @@ from coterie.engine.choose import after_a_round, choose_backend, choose_device, 
 from coterie.engine.client import Failure, failure
 from coterie.engine.evaluate import score_predictor
 from coterie.engine.folder import RunFolder, evaluation_lines, plain, read_json, results, write_json
+from coterie.engine.graph import Graph
 from coterie.engine.loop import Loop
-from coterie.engine.poisoning import honest_only, poisoned, summarise_attack, told_of
+from coterie.engine.poisoning import honest_only, poisoned, told_of, told_of_run
 from coterie.engine.pool import Pool
-from coterie.engine.record import client_rows, describe, knobs
-from coterie.engine.round import RoundResult, RoundRunner, Rules, TooFew, hub_of, row_of, with_server_rows
+from coterie.engine.record import client_rows, describe
+from coterie.engine.round import RoundRunner, hub_of, row_of, with_server_rows
+from coterie.engine.round_result import RoundResult, Rules, TooFew
 from coterie.engine.settings import Settings
 from coterie.engine.stacked import Stacked
 from coterie.engine.wire import WAYS
@@ -84,10 +86,10 @@ class Runner:
         self, plan: Plan, population: Population, net: Net, metric: Metric, path: Path, *, guards: Guards,
         reduce: Reduce, attack: Attack | None, settings: Settings, watcher: Watcher, about: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        self.settings, self.guards, self.reduce, self.watcher, self.about = settings, guards, reduce, watcher, about
+        self.settings, self.guards, self.watcher, self.about = settings, guards, watcher, about
         device, dtype = choose_device(settings.devices), set_precision(settings.precision)
-        poison = poisoned(population, attack, settings.seed)
-        self.world = World(plan, placed(poison, device, dtype), net.to(device, dtype), metric, settings.seed, attack)
+        whole = placed(poisoned(population, attack, settings.seed), device, dtype)
+        self.world = World(plan, whole, net.to(device, dtype), metric, settings.seed, reduce, attack)
         self.device = device
         sizes = [len(parts.train) for parts in population.parts]
         self.choice = choose_backend(settings, plan, net.params, sizes)
@@ -100,10 +102,10 @@ class Runner:
         self.progress = Progress()
         self.bytes_total = 0
         self.cohort_size = 0  # of the last round
-        check_world(self.world, guards, settings, reduce)
+        check_world(self.world, guards, settings)
 
     def start(self, *, resume: bool) -> None:
-        record = describe(self.world, self.settings, self.guards, self.reduce, self.choice, self.device, self.total, self.about)
+        record = describe(self.world, self.settings, self.guards, self.choice, self.device, self.total, self.about)
         if resume and self.store.exists():
             if (before := self.folder.described()) is not None:
                 check_same(before, plain(record))
@@ -146,6 +148,8 @@ class Runner:
             return Pool(self.world, self.choice.workers)
         if self.choice.backend == "stacked":
             return Stacked(self.world, self.settings.width)
+        if self.choice.backend == "graph":
+            return Graph(self.world)
         return Loop(self.world, self.settings.order)
 
     def reconsider(self, backend: Backend, *, left: int) -> Backend:
@@ -166,10 +170,12 @@ class Runner:
 
     def one_round(self, backend: Backend, phase: Phase, first: int, index: int) -> None:
         started = time.perf_counter()
+        used_clip = self.guards.at(self.progress.clip).clip
         result, lost = self.attempt(backend, phase, first, index)
         round = self.round_at(phase, first, index, result.returned)
         self.state = commit(self.store, result.state, result.rows, index + 1)
         self.progress.delivered = result.delivered
+        self.progress.clip = result.clip or self.progress.clip
         self.cohort_size = len(result.returned) + len(result.left_out)
         scores, unscored = self.evaluate(backend, phase, round, result) if self.evaluated(index) else ({}, {})
         head = {"round": index + 1, "phase": phase.name}
@@ -180,14 +186,16 @@ class Runner:
         seconds = time.perf_counter() - started
         told = self.of_clients(head, "client_left_out", result.left_out)
         told += self.of_clients(head, "client_not_evaluated", unscored.items())
+        void: list[dict[str, Any]] = [] if result.void is None else [{**head, "event": "round_void", "reason": result.void}]
         repeated = [line for few in lost for line in self.lost(head, few)]
-        numbers = {name: _mean([m[name] for m in result.metrics if name in m]) for name in _names(result.metrics)}
+        numbers = _means(result.metrics)
         self.folder.lines("wire.jsonl", [entry for ledger in ledgers for entry in ledger.entries()])
-        self.folder.lines("metrics.jsonl", [*lines, *repeated, *told, {
+        self.folder.lines("metrics.jsonl", [*lines, *repeated, *void, *told, {
             **head, "event": "round", "seconds": seconds, "bytes_up": up, "bytes_down": down,
             "cohort": self.cohort_size, "returned": len(result.returned),
             "train_loss": next((v for n, v in numbers.items() if n.endswith("/objective")), None), "train": numbers,
-            "kept_bytes": result.kept_bytes, **told_of(result.tampered), **({"secure_sum": result.secure} if result.secure else {}),
+            "kept_bytes": result.kept_bytes, **told_of(result.tampered), **({"clip": used_clip} if self.guards.follows else {}),
+            **({"secure_sum": result.secure} if result.secure else {}),
         }])  # fmt: skip
         self.folder.clients(client_rows(scores, self.world.population, index + 1))
         self.progress.round = index + 1
@@ -195,6 +203,8 @@ class Runner:
         if (index + 1) % self.settings.checkpoint_every == 0 or index + 1 == self.total:
             self.progress.log_sizes = self.folder.sizes()
             self.store.save(self.state, self.progress)
+        for line in void:
+            self.watcher.note(line["reason"])
         for line in told:
             what = line["event"].removeprefix("client_").replace("_", " ")
             self.watcher.note(f"Round {index + 1}: client {line['client']} {what}: {line['reason']}")
@@ -215,10 +225,11 @@ class Runner:
     def attempt(self, backend: Backend, phase: Phase, first: int, index: int) -> tuple[RoundResult, list[TooFew]]:
         """The round, repeated with a new cohort when too few come back (never under noise: it counts as spent)."""
         attempts = 1 if self.guards.private else self.settings.max_attempts
-        rules = Rules(self.guards, self.reduce, max(self.settings.min_cohort, self.guards.shares), self.settings.norm_ratio)
+        guards = self.guards.at(self.progress.clip)
+        rules = Rules(guards, max(self.settings.min_cohort, guards.least), self.settings.norm_ratio, self.guards.clip)
         lost: list[TooFew] = []
         for attempt in range(attempts):
-            key = Key(self.settings.seed, ("cohort", index, *(("attempt", attempt) if attempt else ())))
+            key = Key(self.guards.cohort_seed(self.settings.seed), ("cohort", index, *(("attempt", attempt) if attempt else ())))
             cohort = phase.cohort.draw(len(self.world.population), key)
             round = self.round_at(phase, first, index, cohort)
             state = with_new_groups(self.state, phase.method.server_state(hub_of(self.world, round)))
@@ -318,7 +329,7 @@ class Runner:
         self.watcher.note(str(line.get("text", line)))
 
     def finish(self) -> Finish:
-        summary = summarise_run(self)
+        summary = told_of_run(summarise_run(self), self.world, self.folder.read("metrics.jsonl"))
         write_json(self.path / "summary.json", summary)
         return Finish(self.path, summary, self.state, self.store.clients)
 
@@ -330,29 +341,24 @@ def summarise_run(runner: Runner) -> dict[str, Any]:
     down = sum(line["bytes"] for line in wire if line["direction"] == "down" and not line["once"])
     once = sum(line["bytes"] for line in wire if line["once"])
     seconds = runner.progress.seconds
-    guards, attack = runner.guards, runner.world.attack
-    logged = runner.folder.read("metrics.jsonl")
+    guards = runner.guards
     return {
         **{key: runner.about.get(key) for key in ("recipe", "method")},
         "seed": runner.settings.seed,
         "rounds": runner.total,
         "clients": clients,
-        "results": results(logged, metric.main, metric.directions),
+        "results": results(runner.folder.read("metrics.jsonl"), metric.main, metric.directions),
         "bytes": {"up": up, "down": down, "once": once, "up_per_client": up / clients, "down_per_client": down / clients},
         "seconds": {"total": sum(seconds), "per_round_median": statistics.median(seconds) if seconds else None},
         "backend": runner.choice.backend,
         "privacy": None if guards.clip is None else {
             "clip": guards.clip, "noise": guards.noise, "split": guards.split, "epsilon": None,
-            "note": privacy_note(guards, attack),
+            "note": privacy_note(guards),
         },
-        "reduce": knobs(runner.reduce),
-        "attack": None if attack is None else summarise_attack(attack, runner.world.population, runner.settings.seed, logged, metric.main),
     }  # fmt: skip
 
 
-def privacy_note(guards: Guards, attack: Attack | None) -> str:
-    if attack is not None:
-        return "attacked: some clients run no guard, so this run is not private and no epsilon is claimed"
+def privacy_note(guards: Guards) -> str:
     done = "clipped and noised" if guards.private else "clipped, without noise"
     repeatable = "; the noise has an audit seed, so it can be repeated and protects nobody" if guards.audit_seed is not None else ""
     return f"{done}, not accounted: no epsilon is claimed{repeatable if guards.private else ''}"
@@ -360,13 +366,10 @@ def privacy_note(guards: Guards, attack: Attack | None) -> str:
 
 def run(
     plan: Plan, population: Population, *, net: Net, metric: Metric, out: Path | str, guards: Guards = Guards(),
-    reduce: Reduce = Mean(), attack: Attack | None = None, settings: Settings = Settings(), watcher: Watcher | None = None, about: Mapping[str, Any] | None = None,
-    resume: bool = False,
+    reduce: Reduce = Mean(), attack: Attack | None = None, settings: Settings = Settings(), watcher: Watcher | None = None,
+    about: Mapping[str, Any] | None = None, resume: bool = False,
 ) -> Finish:  # fmt: skip
-    """Run a plan over a population and leave a run folder at `out`.
-
-    `reduce` makes one update of many (the weighted mean, or a robust one); with an `attack` some clients poison the run.
-    """
+    """Run a plan over a population and leave a run folder at `out`. With an `attack` some clients poison the run."""
     path = Path(out)
     if not resume and path.exists() and any(path.iterdir()):
         raise ValueError(f"The folder '{path}' is not empty. Choose another --out, or go on with: coterie run --resume {path}")
@@ -392,9 +395,6 @@ def placed(population: Population, device: torch.device, dtype: torch.dtype) -> 
     return population.moved(lambda c: c.to(device, dtype if c.is_floating_point() else None), decoded=decoded)
 
 
-def _names(rows: list[Mapping[str, float]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _means(rows: list[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: sum(found) / len(found) for name in names if (found := [row[name] for row in rows if name in row])}

@@ -61,7 +61,7 @@ class RobustReduce(Reduce):
     def centre(self, updates: Updates) -> list[Tensor]:
         """The robust mean, block by block, in float64."""
 
-    def fold(self, slots: Mapping[str, Slot], *, premultiplied: bool, expected: float) -> Kept:
+    def fold(self, slots: Mapping[str, Slot], *, premultiplied: bool, expected: float, by_expected: bool = False) -> Kept:
         assert not premultiplied, "noise and a robust reduction are refused when the run is built"
         return Kept(slots, self.centre)
 

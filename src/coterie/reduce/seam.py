@@ -36,5 +36,6 @@ class Reduce(ABC):
         return 1
 
     @abstractmethod
-    def fold(self, slots: Mapping[str, Slot], *, premultiplied: bool, expected: float) -> Folding:
-        """A fresh fold for one round. `premultiplied`: groups hold w x already; `expected`: clients that the round counts on."""
+    def fold(self, slots: Mapping[str, Slot], *, premultiplied: bool, expected: float, by_expected: bool = False) -> Folding:
+        """A fresh fold for one round. `premultiplied`: groups hold w x already; `expected`: clients that the round counts on,
+        which is what means are divided by where no weights travel (`by_expected`)."""
