@@ -72,10 +72,8 @@ def merge(*parts: Mapping[str, Tensor]) -> Tensors:
 
 def squared_norm(a: Mapping[str, Tensor]) -> Tensor:
     """Sum of squares over all entries, in float64 (0 for no tensors at all)."""
-    total = torch.zeros((), dtype=torch.float64)
-    for value in a.values():
-        total = total.to(value.device) + value.detach().double().square().sum()
-    return total
+    squares = [value.detach().double().square().sum() for value in a.values()]
+    return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
 
 
 def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:

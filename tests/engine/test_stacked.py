@@ -20,10 +20,10 @@ from toy import population
 
 from coterie.data.examples import View
 from coterie.engine import answers
+from coterie.engine.signature import signature
 from coterie.engine.stacked import backend as stacking
 from coterie.engine.stacked.member import Member
 from coterie.engine.stacked.padding import padding_matters
-from coterie.engine.stacked.signature import signature
 from coterie.engine.stacked.sweep import sweep_stacked
 from coterie.engine.stacked.train import train_stacked
 from coterie.method import SGD, Adam, Batch, Loss, Net, Phase, Site, Sweep, Train, Trained, Turn, editing
@@ -42,7 +42,7 @@ def curved(params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net
     """A loss by rows, with its mask, a buffer that counts real rows, and everything that a batch may hold."""
     p, local = params["shared"], batch["local"]
     rows = torch.stack([curve(p["w"], p["b"], local["x"][i : i + 1]) for i in range(local["x"].shape[0])])
-    noise = torch.zeros((), dtype=F64)
+    noise = p["b"].new_zeros(())
     for name, value in batch["noise"].items():
         real = local["mask"].reshape(-1, *[1] * (value.dim() - 1)) if name in PER_EXAMPLE else 1
         noise = noise + (value.double() * real).sum()

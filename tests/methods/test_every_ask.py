@@ -1,4 +1,4 @@
-"""Every Train that a method asks for can be answered for many clients at once."""
+"""Every Train that a method asks for can be answered for many clients at once, and recorded on an accelerator."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from on_meta import step_on_meta
 from play import Play
 from torch import Tensor
 
 from coterie import methods
 from coterie.engine import answers
+from coterie.engine.signature import signature
 from coterie.method import Loss, Net, Round, Train
 from coterie.randomness import Key, draw
 from coterie.tensors import Groups
@@ -35,6 +37,19 @@ def test_two_clients_at_once_equal_one_at_a_time(name: str, play_of: Callable[[s
             for path, value in leaves(expected):
                 found = dict(leaves(stacked))[path][i]
                 assert (found - value).abs().max() <= 1e-9, f"{where}: {path} of client {i}"
+
+
+@pytest.mark.parametrize("name", methods.__all__)
+def test_every_step_stays_on_its_device(name: str, play_of: Callable[[str], Play]) -> None:
+    """On the device "meta", where a number that is read back, or a tensor that lies elsewhere, is found at once.
+
+    A CUDA graph refuses both, and there is no other machine-independent way to see them.
+    """
+    kinds: dict[object, tuple[Train, Net, Key]] = {}
+    for ask, net, _, key in play_of(name).trained:
+        kinds.setdefault(signature(ask), (ask, net, key))
+    for asked, net, key in kinds.values():
+        step_on_meta(asked, net, key)
 
 
 def rows_of(first: Train, second: Train) -> dict[str, int]:

@@ -18,6 +18,9 @@ from torch import Tensor
 
 from coterie import methods
 from coterie.engine import answers
+from coterie.engine.graph import Graph
+from coterie.engine.graph import program as graph_program
+from coterie.engine.run import Finish
 from coterie.message import Message
 from coterie.method import (
     ClientRun,
@@ -70,14 +73,29 @@ def test_a_pool_carries_anchors_server_rows_and_public_content(name: str, play_o
 
 @every_method
 def test_clients_side_by_side_give_the_loops_numbers(name: str, play_of: Callable[[str], Play], tmp_path: Path) -> None:
-    """Backend stacked in float64: everything that is remembered to 1e-9, and every result."""
-    loop, stacked = play_of(name).finish, again(name, tmp_path / "stacked", backend="stacked", width=3)
-    expected, found = tensors_of(loop), tensors_of(stacked)
-    assert expected.keys() == found.keys()
-    for where, value in expected.items():
-        torch.testing.assert_close(found[where], value, rtol=1e-9, atol=1e-9, msg=lambda text, where=where: f"{where}: {text}")
-    assert flat(stacked.summary["results"]) == pytest.approx(flat(loop.summary["results"]), rel=1e-9, abs=1e-9, nan_ok=True)
-    assert (stacked.path / "wire.jsonl").read_bytes() == (loop.path / "wire.jsonl").read_bytes()
+    assert_nearly_same(play_of(name).finish, again(name, tmp_path / "stacked", backend="stacked", width=3))
+
+
+@every_method
+def test_recorded_steps_give_the_loops_numbers(
+    name: str, play_of: Callable[[str], Play], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And every training of the package can be recorded: nothing falls back to the loop."""
+    monkeypatch.setattr(graph_program, "_PAYS_AFTER", 1)
+    told: list[str] = []
+    monkeypatch.setattr(Graph, "_remark", lambda self, ask, reason: told.append(f"{ask}: {reason}"))
+    assert_nearly_same(play_of(name).finish, again(name, tmp_path / "graph", backend="graph"))
+    assert not told
+
+
+def assert_nearly_same(expected: Finish, found: Finish) -> None:
+    """In float64: everything that is remembered to 1e-9, and every result."""
+    wanted, values = tensors_of(expected), tensors_of(found)
+    assert wanted.keys() == values.keys()
+    for where, value in wanted.items():
+        torch.testing.assert_close(values[where], value, rtol=1e-9, atol=1e-9, msg=lambda text, where=where: f"{where}: {text}")
+    assert flat(found.summary["results"]) == pytest.approx(flat(expected.summary["results"]), rel=1e-9, abs=1e-9, nan_ok=True)
+    assert (found.path / "wire.jsonl").read_bytes() == (expected.path / "wire.jsonl").read_bytes()
 
 
 def flat(results: Mapping[str, Any]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -13,24 +13,10 @@ from torch import Tensor
 
 from coterie.data.examples import whole
 from coterie.engine.optim import Stepper, rate
-from coterie.method import (
-    SGD,
-    Adam,
-    Batch,
-    Examples,
-    Exchange,
-    GradientFn,
-    Loss,
-    LossFn,
-    Net,
-    Optimizer,
-    Round,
-    Sweep,
-    Train,
-    Trained,
-)
+from coterie.engine.step import optimizer, take_step
+from coterie.method import Batch, Examples, Exchange, Net, Round, Sweep, Train, Trained
 from coterie.randomness import Draw, Key, draw
-from coterie.tensors import Groups, Tensors, clone_groups, squared_norm
+from coterie.tensors import Groups, Tensors, clone_groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +37,7 @@ class Question:
 
 
 Asking: TypeAlias = Generator[Question | Exchange, Any, Any]
+Reply: TypeAlias = Callable[[Question], Trained | Tensors]
 
 
 def conduct(
@@ -87,7 +74,7 @@ def _permit(ask: object, kinds: tuple[type, ...]) -> None:
         raise ValueError(f"A {allowed} can be asked here, found {type(ask).__name__}. Ask with: yield from {kinds[0].__name__}(...)")
 
 
-def answering(run: Asking) -> Generator[Exchange, Any, Any]:
+def answering(run: Asking, reply_to: Reply) -> Generator[Exchange, Any, Any]:
     """The same run with its Questions answered here, one after another; only Exchanges are handed out."""
     reply: Any = None
     error: Exception | None = None
@@ -103,21 +90,12 @@ def answering(run: Asking) -> Generator[Exchange, Any, Any]:
             error = raised
 
 
-def conclude(run: Asking) -> Any:
-    """The result of a run that asks the server nothing."""
-    try:
-        next(answering(run))
-    except StopIteration as stop:
-        return stop.value
-    raise AssertionError("a run that may not ask an Exchange handed one out")
-
-
 def question(ask: Train | Sweep, context: Context, ordinal: int = 0) -> Question:
     """`ordinal` counts asks of the same name, so that each has random numbers of its own."""
     return Question(ask, replace(context, key=context.key.fold(ask.name, ordinal)))
 
 
-def reply_to(asked: Question) -> Trained | Tensors:
+def reference(asked: Question) -> Trained | Tensors:
     """The reference's answer."""
     ask, context = asked.ask, asked.context
     with own_generator(context.key, place_of(ask.params, context.net)[0]):
@@ -126,9 +104,18 @@ def reply_to(asked: Question) -> Trained | Tensors:
         return sweep(ask, context.net, context.key)
 
 
+def conclude(run: Asking, reply_to: Reply = reference) -> Any:
+    """The result of a run that asks the server nothing."""
+    try:
+        next(answering(run, reply_to))
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("a run that may not ask an Exchange handed one out")
+
+
 def answer(ask: Train | Sweep, context: Context, ordinal: int = 0) -> Trained | Tensors:
     """The reference's answer to one ask by itself."""
-    return reply_to(question(ask, context, ordinal))
+    return reference(question(ask, context, ordinal))
 
 
 @contextlib.contextmanager
@@ -158,71 +145,20 @@ def train(ask: Train, net: Net, round: Round, key: Key) -> Trained:
     net = net.freezing(ask.frozen) if ask.frozen is not None else net
     steppers = {group: Stepper(group, values, optimizer(ask, group), ask.memory) for group, values in params.items()}
     lr_sum = dict.fromkeys(params, 0.0)
-    turns = turns_of(ask)
     totals: Tensors = {}
     batches = _batches(ask, streams, key, params)
     for step in range(num_steps):
-        batch = next(batches)
-        told: Tensors = {}
-        for loss_fn, moves in turns:
-            grads, loss = _gradients(ask, loss_fn, moves, params, buffers, batch, net)
-            buffers = {**buffers, **{name: _detached(values) for name, values in loss.buffers.items()}}
-            for group in grads:
-                lr = rate(optimizer(ask, group), round, step, num_steps)
-                steppers[group].step(grads[group], lr, ask.frozen)
-                lr_sum[group] += lr
-            if ask.project is not None:
-                _write(params, ask.project(params, ask.refs), ask.frozen or {})
-            objective = told["objective"] + loss.value if told else loss.value
-            told = {**told, **loss.metrics, "objective": objective}
-        for name, value in told.items():
-            total = value.detach().double()  # stays on its device: reading it here would wait for every step
+        rates = {group: rate(optimizer(ask, group), round, step, num_steps) for group in params}
+        taken = take_step(ask, net, params, buffers, next(batches), steppers, rates)
+        buffers = taken.buffers
+        for group in taken.moved:
+            lr_sum[group] += rates[group]
+        for name, value in taken.told.items():
+            total = value.double()  # stays on its device: reading it here would wait for every step
             totals[name] = totals[name] + total if name in totals else total
     metrics = {name: float(value) / max(num_steps, 1) for name, value in totals.items()}
     memory = {name: values for stepper in steppers.values() for name, values in stepper.memory().items()}
-    return Trained(_contiguous(params), buffers, _contiguous(memory), num_steps, lr_sum, metrics)
-
-
-def _gradients(
-    ask: Train, loss_fn: LossFn, moves: frozenset[str], params: Groups, buffers: Groups, batch: Batch, net: Net
-) -> tuple[Groups, Loss]:
-    """Gradient of loss and terms, corrected, for the groups that move."""
-
-    def compute(at: Groups, buffers: Groups) -> tuple[Groups, Loss]:
-        leaves = {g: {n: v.detach().requires_grad_() for n, v in at[g].items()} for g in at if g in moves}
-        with torch.enable_grad():
-            point = {**at, **leaves}
-            loss = loss_fn(point, buffers, ask.refs, batch, net)
-            total = loss.value
-            for term in ask.terms:
-                total = total + term(point, buffers, ask.refs, batch, net)
-            flat = [leaf for group in leaves.values() for leaf in group.values()]
-            found = iter(torch.autograd.grad(total, flat, allow_unused=True))
-        grads = {g: {n: _or_zero(next(found), leaf) for n, leaf in group.items()} for g, group in leaves.items()}
-        return grads, Loss(total.detach(), loss.buffers, loss.metrics)
-
-    return corrected(ask, compute, params, buffers, ask.refs, ask.frozen or {})
-
-
-def corrected(
-    ask: Train, compute: GradientFn, params: Groups, buffers: Groups, refs: Groups, frozen: Tensors
-) -> tuple[Groups, Loss]:
-    """The gradient as the ask's own rules make it: gradient -> adjusts -> frozen -> clip_norm."""
-    grads, loss = ask.gradient(compute, params, buffers, refs) if ask.gradient else compute(params, buffers)
-    for adjust in ask.adjusts:
-        grads = adjust(grads, refs)
-    if frozen:
-        grads = {g: {n: v.masked_fill(frozen[n], 0.0) if n in frozen else v for n, v in t.items()} for g, t in grads.items()}
-    if ask.clip_norm is not None:  # the factor stays on its device: reading it here would wait for every step
-        length = torch.stack([squared_norm(t) for t in grads.values() if t]).sum().sqrt()
-        factor = (ask.clip_norm / (length + 1e-12)).clamp(max=1.0)
-        grads = {g: {n: v * factor.to(v.dtype) for n, v in t.items()} for g, t in grads.items()}
-    return grads, loss
-
-
-def turns_of(ask: Train) -> list[tuple[LossFn, frozenset[str]]]:
-    """Every loss of a step, with the groups that it moves."""
-    return [(ask.loss, frozenset(ask.params))] if ask.loss else [(turn.loss, turn.moves) for turn in ask.turns]
+    return Trained(contiguous(params), buffers, contiguous(memory), num_steps, lr_sum, metrics)
 
 
 def sweep(ask: Sweep, net: Net, key: Key) -> Tensors:
@@ -263,7 +199,7 @@ def laid_out(groups: Groups, net: Net) -> Groups:
     return {group: {name: place(name, value) for name, value in values.items()} for group, values in groups.items()}
 
 
-def _contiguous(groups: Groups) -> Groups:
+def contiguous(groups: Groups) -> Groups:
     """As it would arrive over a wire: sums must not depend on how a tensor lies in memory."""
     return {group: {name: value.contiguous() for name, value in values.items()} for group, values in groups.items()}
 
@@ -284,10 +220,6 @@ def count_steps(ask: Train, streams: Mapping[str, Examples]) -> int:
     assert ask.epochs is not None
     main = next(iter(streams.values()))
     return ask.epochs * -(-len(main) // ask.batch_size)
-
-
-def optimizer(ask: Train, group: str) -> Optimizer:
-    return ask.optim if isinstance(ask.optim, (SGD, Adam)) else ask.optim[group]
 
 
 def _batches(ask: Train, streams: Mapping[str, Examples], key: Key, params: Groups) -> Iterator[Batch]:
@@ -323,22 +255,6 @@ def place_of(groups: Groups, net: Net | None = None) -> tuple[torch.device, torc
 
 def per_example(spec: Draw) -> bool:
     return bool(spec.shape) and spec.shape[0] == "batch"
-
-
-def _or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if grad is None else grad
-
-
-def _detached(values: Tensors) -> Tensors:
-    return {name: value.detach() for name, value in values.items()}
-
-
-def _write(params: Groups, values: Groups, frozen: Tensors) -> None:
-    """What a projection gives, except where a parameter is frozen."""
-    for group, tensors in values.items():
-        for name, value in tensors.items():
-            own = params[group][name]
-            own.copy_(torch.where(frozen[name], own, value.detach()) if name in frozen else value.detach())
 
 
 def common_length(streams: Mapping[str, Examples]) -> int:

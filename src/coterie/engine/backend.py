@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from coterie.data.examples import Population
+from coterie.engine.answers import Question
 from coterie.engine.client import Failure, Finished
 from coterie.message import Kind, Message
-from coterie.method import Exchange, Method, Net, Phase, Plan, Poisson, Predictor, Round, Site
+from coterie.method import Exchange, Method, Net, Phase, Plan, Poisson, Predictor, Round, Site, Trained
 from coterie.metrics.metric import Metric
 from coterie.randomness import Key
 from coterie.states import ClientId, Content
-from coterie.tensors import Groups
+from coterie.tensors import Groups, Tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,5 +89,6 @@ class Backend(Protocol):
 
     def train(self, jobs: Iterable[TrainJob], answer: AnswerExchange) -> Iterator[Outcome]: ...
     def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores | Failure]]: ...
+    def reply_to(self, asked: Question) -> Trained | Tensors: ...  # in this process: a client's of `loop`, and the server's
     def remarks(self) -> list[str]: ...  # what a user should know of how it went, once each
     def close(self) -> None: ...

@@ -46,15 +46,28 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
                 f"min_cohort is {settings.min_cohort}, but a cohort of phase '{phase.name}' has {len(round.cohort)} clients. "
                 f"Use --min-cohort {len(round.cohort)} or less."
             )
-        if round.cohort and guards.shares > len(world.population):
-            raise ValueError(
-                f"Each client adds a share of the noise for {guards.shares} of them, but there are {len(world.population)}. "
-                f"Set the guards' min_cohort to {len(world.population)} or less."
-            )
+        if not isinstance(phase.cohort, Nobody):
+            _check_least(world, phase, guards, round)
         if guards.secure is not None and not isinstance(phase.cohort, Nobody):
-            guards.secure.check_cohort(len(world.population) if isinstance(phase.cohort, Poisson) else len(round.cohort))
+            drawn = isinstance(phase.cohort, Poisson)
+            guards.secure.check_cohort(len(world.population) if drawn else len(round.cohort), at_most=drawn)
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
+
+
+def _check_least(world: World, phase: Phase, guards: Guards, round: Round) -> None:
+    """Enough clients for the noise that is claimed: with fewer every round would be nothing but noise."""
+    population = len(world.population)
+    if guards.least > population:
+        raise ValueError(
+            f"The noise is claimed for sums of at least {guards.least} clients, but there are {population}. "
+            f"Set the guards' min_cohort to {population} or less."
+        )
+    if not isinstance(phase.cohort, Poisson) and len(round.cohort) < guards.least:
+        raise ValueError(
+            f"The noise is claimed for sums of at least {guards.least} clients, but a cohort of phase '{phase.name}' has "
+            f"{len(round.cohort)}. Use a larger cohort, or set the guards' min_cohort to {len(round.cohort)} or less."
+        )
 
 
 def check_history(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> None:

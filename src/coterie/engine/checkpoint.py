@@ -28,6 +28,7 @@ class Progress:
     log_sizes: dict[str, int] = field(default_factory=dict)
     delivered: dict[str, set[ClientId]] = field(default_factory=dict)  # content digest -> who has it
     seconds: list[float] = field(default_factory=list)
+    clip: float | None = None  # of the next round, where it is adaptive
 
 
 class CheckpointStore:
@@ -54,6 +55,7 @@ class CheckpointStore:
             "logs": progress.log_sizes,
             "delivered": {digest: sorted(clients) for digest, clients in progress.delivered.items()},
             "seconds": progress.seconds,
+            "clip": progress.clip,
         }
         text = json.dumps(manifest)
         whole = json.dumps({"checksum": zlib.crc32(text.encode()), "manifest": manifest})
@@ -95,7 +97,8 @@ class CheckpointStore:
                 self._whole(table.path(client, version).relative_to(self.folder), checksum)
             table.restore(saved)
         progress = Progress(
-            manifest["round"], manifest["logs"], {d: set(c) for d, c in manifest["delivered"].items()}, manifest["seconds"]
+            manifest["round"], manifest["logs"], {d: set(c) for d, c in manifest["delivered"].items()}, manifest["seconds"],
+            manifest.get("clip"),
         )
         return ServerState(shared, self.server, public), progress
 

@@ -29,8 +29,8 @@ def choose_backend(settings: Settings, plan: Plan, params: Tensors, examples: li
     cores = os.cpu_count() or 1
     workers = min(settings.workers or cores, len(examples))  # more would have nobody to work for
     device = choose_device(settings.devices)
-    if settings.backend == "loop":
-        return Choice("loop", 1, "asked for")
+    if settings.backend in ("loop", "graph"):
+        return Choice(settings.backend, 1, "asked for")
     if settings.backend == "stacked":
         return Choice("stacked", 1, f"asked for, {min(settings.width, len(examples))} clients at once")
     if settings.backend == "pool":

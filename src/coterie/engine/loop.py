@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
-from coterie.engine.answers import Asking, answering, conclude
+from coterie.engine.answers import Asking, Question, Reply, answering, conclude, reference
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
 from coterie.engine.client import Failure, Finished, drive, failure
 from coterie.engine.evaluate import evaluate_models
 from coterie.message import Message
-from coterie.method import Exchange
+from coterie.method import Exchange, Trained
 from coterie.states import ClientId
-from coterie.tensors import clone_groups
+from coterie.tensors import Tensors, clone_groups
 
 Order = Literal["forward", "reversed"]
 
@@ -32,15 +32,18 @@ class Loop:
 
     def train(self, jobs: Iterable[TrainJob], answer: AnswerExchange) -> Iterator[Outcome]:
         ordered = jobs if self._order == "forward" else reversed(list(jobs))
-        return converse(({job.client: start(self._world, job)} for job in ordered), _one_by_one, answer)
+        return converse(({job.client: start(self._world, job, self.reply_to)} for job in ordered), _one_by_one, answer)
 
     def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores | Failure]]:
         for job in jobs:
             try:
-                found: Scores | Failure = conclude(evaluation(self._world, job))
+                found: Scores | Failure = conclude(evaluation(self._world, job), self.reply_to)
             except Exception as error:
                 found = failure(error)
             yield job.client, found
+
+    def reply_to(self, asked: Question) -> Trained | Tensors:
+        return reference(asked)
 
     def remarks(self) -> list[str]:
         return []
@@ -79,9 +82,9 @@ def _one_by_one(runs: Runs, replies: Mapping[ClientId, Message]) -> Iterator[tup
         yield client, advance(run, replies.get(client))
 
 
-def start(world: World, job: TrainJob) -> Generator[Exchange, Any, Finished | Failure]:
+def start(world: World, job: TrainJob, reply_to: Reply = reference) -> Generator[Exchange, Any, Finished | Failure]:
     """A run that asks nothing but the server."""
-    return answering(client_run(world, job))
+    return answering(client_run(world, job), reply_to)
 
 
 def client_run(world: World, job: TrainJob) -> Asking:

@@ -45,13 +45,13 @@ class Stepper:
             kept[f"{self._group}/count"] = {"steps": torch.tensor(float(self._count), dtype=torch.float64)}
         return kept
 
-    def step(self, grads: Tensors, lr: float, frozen: Tensors | None) -> None:
+    def step(self, grads: Tensors, lr: float | Tensor, frozen: Tensors | None) -> None:
         """One step; what `frozen` marks keeps its value and its optimiser state."""
         if not self._names:
             return  # torch's list functions refuse an empty list
         listed = [grads[name] for name in self._names]
         before = self._kept() if frozen is not None else []
-        self._count += 1
+        self._counted()
         if isinstance(self._optim, SGD):
             self._sgd(listed, lr, self._optim)
         else:
@@ -59,7 +59,10 @@ class Stepper:
         if frozen is not None:
             self._restore(before, frozen)
 
-    def _sgd(self, grads: list[Tensor], lr: float, optim: SGD) -> None:
+    def _counted(self) -> None:
+        self._count += 1
+
+    def _sgd(self, grads: list[Tensor], lr: float | Tensor, optim: SGD) -> None:
         if optim.weight_decay:
             grads = list(torch._foreach_add(grads, self._params, alpha=optim.weight_decay))
         if optim.momentum:
@@ -67,19 +70,33 @@ class Stepper:
             torch._foreach_mul_(velocity, optim.momentum)
             torch._foreach_add_(velocity, grads)
             grads = list(torch._foreach_add(grads, velocity, alpha=optim.momentum)) if optim.nesterov else velocity
-        torch._foreach_add_(self._params, grads, alpha=-lr)
+        self._move(grads, lr)
 
-    def _adam(self, grads: list[Tensor], lr: float, optim: Adam) -> None:
-        first, second = self._zeros("first"), self._zeros("second")
+    def _move(self, directions: list[Tensor], lr: float | Tensor) -> None:
+        assert isinstance(lr, float)
+        torch._foreach_add_(self._params, directions, alpha=-lr)
+
+    def _adam(self, grads: list[Tensor], lr: float | Tensor, optim: Adam) -> None:
+        assert isinstance(lr, float)
+        self._decay(1.0 - lr * optim.weight_decay, optim)
+        first, denominator = self._moments(grads, optim)
         beta1, beta2 = optim.betas
-        torch._foreach_mul_(self._params, 1.0 - lr * optim.weight_decay)
-        torch._foreach_lerp_(first, grads, 1.0 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, 1.0 - beta2)
-        denominator = torch._foreach_sqrt(second)
         torch._foreach_div_(denominator, math.sqrt(1.0 - beta2**self._count))
         torch._foreach_add_(denominator, optim.eps)
         torch._foreach_addcdiv_(self._params, first, denominator, -lr / (1.0 - beta1**self._count))
+
+    def _decay(self, factor: float | Tensor, optim: Adam) -> None:
+        if optim.weight_decay:
+            torch._foreach_mul_(self._params, factor)
+
+    def _moments(self, grads: list[Tensor], optim: Adam) -> tuple[list[Tensor], list[Tensor]]:
+        """The first moment, and the root of the second; neither is corrected for its start."""
+        first, second = self._zeros("first"), self._zeros("second")
+        beta1, beta2 = optim.betas
+        torch._foreach_lerp_(first, grads, 1.0 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, 1.0 - beta2)
+        return first, list(torch._foreach_sqrt(second))
 
     def _zeros(self, kind: str) -> list[Tensor]:
         if kind not in self._state:

@@ -17,13 +17,15 @@ from typing import Any, TypeAlias
 
 import torch.multiprocessing
 
+from coterie.engine.answers import Question, reference
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
 from coterie.engine.choose import defined_in_main
 from coterie.engine.client import Failure
 from coterie.engine.worker import AnswerJob, Asked, PackedPopulation, pack_predictor, unpack_finished, work
 from coterie.message import Message, pack, pack_groups
-from coterie.method import Exchange, Plan, Predictor, Round
+from coterie.method import Exchange, Plan, Predictor, Round, Trained
 from coterie.states import ClientId
+from coterie.tensors import Tensors
 
 
 class Pool:
@@ -69,6 +71,9 @@ class Pool:
     def evaluate(self, jobs: Iterable[EvaluateJob]) -> Iterator[tuple[ClientId, Scores | Failure]]:
         for _, client, reply in self._map(_taking_turns(jobs)):
             yield client, reply
+
+    def reply_to(self, asked: Question) -> Trained | Tensors:
+        return reference(asked)
 
     def remarks(self) -> list[str]:
         return []

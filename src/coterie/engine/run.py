@@ -21,6 +21,7 @@ from coterie.engine.choose import after_a_round, choose_backend, choose_device, 
 from coterie.engine.client import Failure, failure
 from coterie.engine.evaluate import score_predictor
 from coterie.engine.folder import RunFolder, evaluation_lines, plain, read_json, results, write_json
+from coterie.engine.graph import Graph
 from coterie.engine.loop import Loop
 from coterie.engine.pool import Pool
 from coterie.engine.record import client_rows, describe
@@ -141,6 +142,8 @@ class Runner:
             return Pool(self.world, self.choice.workers)
         if self.choice.backend == "stacked":
             return Stacked(self.world, self.settings.width)
+        if self.choice.backend == "graph":
+            return Graph(self.world)
         return Loop(self.world, self.settings.order)
 
     def reconsider(self, backend: Backend, *, left: int) -> Backend:
@@ -161,10 +164,12 @@ class Runner:
 
     def one_round(self, backend: Backend, phase: Phase, first: int, index: int) -> None:
         started = time.perf_counter()
+        used_clip = self.guards.at(self.progress.clip).clip
         result, lost = self.attempt(backend, phase, first, index)
         round = self.round_at(phase, first, index, result.returned)
         self.state = commit(self.store, result.state, result.rows, index + 1)
         self.progress.delivered = result.delivered
+        self.progress.clip = result.clip or self.progress.clip
         self.cohort_size = len(result.returned) + len(result.left_out)
         scores, unscored = self.evaluate(backend, phase, round, result) if self.evaluated(index) else ({}, {})
         head = {"round": index + 1, "phase": phase.name}
@@ -175,14 +180,16 @@ class Runner:
         seconds = time.perf_counter() - started
         told = self.of_clients(head, "client_left_out", result.left_out)
         told += self.of_clients(head, "client_not_evaluated", unscored.items())
+        void: list[dict[str, Any]] = [] if result.void is None else [{**head, "event": "round_void", "reason": result.void}]
         repeated = [line for few in lost for line in self.lost(head, few)]
         numbers = {name: _mean([m[name] for m in result.metrics if name in m]) for name in _names(result.metrics)}
         self.folder.lines("wire.jsonl", [entry for ledger in ledgers for entry in ledger.entries()])
-        self.folder.lines("metrics.jsonl", [*lines, *repeated, *told, {
+        self.folder.lines("metrics.jsonl", [*lines, *repeated, *void, *told, {
             **head, "event": "round", "seconds": seconds, "bytes_up": up, "bytes_down": down,
             "cohort": self.cohort_size, "returned": len(result.returned),
             "train_loss": next((v for n, v in numbers.items() if n.endswith("/objective")), None), "train": numbers,
-            "kept_bytes": result.kept_bytes, **({"secure_sum": result.secure} if result.secure else {}),
+            "kept_bytes": result.kept_bytes, **({"clip": used_clip} if self.guards.follows else {}),
+            **({"secure_sum": result.secure} if result.secure else {}),
         }])  # fmt: skip
         self.folder.clients(client_rows(scores, self.world.population, index + 1))
         self.progress.round = index + 1
@@ -190,6 +197,8 @@ class Runner:
         if (index + 1) % self.settings.checkpoint_every == 0 or index + 1 == self.total:
             self.progress.log_sizes = self.folder.sizes()
             self.store.save(self.state, self.progress)
+        for line in void:
+            self.watcher.note(line["reason"])
         for line in told:
             what = line["event"].removeprefix("client_").replace("_", " ")
             self.watcher.note(f"Round {index + 1}: client {line['client']} {what}: {line['reason']}")
@@ -210,10 +219,11 @@ class Runner:
     def attempt(self, backend: Backend, phase: Phase, first: int, index: int) -> tuple[RoundResult, list[TooFew]]:
         """The round, repeated with a new cohort when too few come back (never under noise: it counts as spent)."""
         attempts = 1 if self.guards.private else self.settings.max_attempts
-        rules = Rules(self.guards, max(self.settings.min_cohort, self.guards.shares), self.settings.norm_ratio)
+        guards = self.guards.at(self.progress.clip)
+        rules = Rules(guards, max(self.settings.min_cohort, guards.least), self.settings.norm_ratio, self.guards.clip)
         lost: list[TooFew] = []
         for attempt in range(attempts):
-            key = Key(self.settings.seed, ("cohort", index, *(("attempt", attempt) if attempt else ())))
+            key = Key(self.guards.cohort_seed(self.settings.seed), ("cohort", index, *(("attempt", attempt) if attempt else ())))
             cohort = phase.cohort.draw(len(self.world.population), key)
             round = self.round_at(phase, first, index, cohort)
             state = with_new_groups(self.state, phase.method.server_state(hub_of(self.world, round)))

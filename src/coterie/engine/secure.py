@@ -16,7 +16,7 @@ from coterie.engine.wire import Ledger
 from coterie.message import Message
 from coterie.method import Round
 from coterie.privacy.guards import Guards
-from coterie.privacy.noise import NoiseSource
+from coterie.privacy.noise import NoiseSource, grid_step
 from coterie.privacy.secure_sum import FixedPoint, InProcess, SecureSum
 from coterie.privacy.secure_sum.in_process import STEPS, Step
 from coterie.privacy.secure_sum.vector import Layout, weighed
@@ -38,6 +38,11 @@ class SecureRound:
         self.protocol = InProcess(guards.secure, round.index, round.cohort, layout.length, self.silent_from)
         self.code = FixedPoint(len(round.cohort), guards.coordinate_bound, guards.secure.bits)
         self.clamped = 0
+        if guards.private and guards.mechanism == "discrete" and self.code.step > grid_step(guards.clip or 0.0):
+            raise ValueError(
+                f"A secure sum of {len(round.cohort)} clients in {guards.secure.bits} bits counts in steps of {self.code.step:.1e}, coarser than "
+                f"the grid of the discrete noise, {grid_step(guards.clip or 0.0):.1e}. Use 64 bits, or mechanism='gaussian'."
+            )
 
     def open(self) -> None:
         """Keys and shares of everybody, before anybody trains."""
@@ -67,12 +72,12 @@ class SecureRound:
     def close(self) -> Message:
         """The sum as one Message, ready to be folded: under noise S and A, else the mean of all and its weight."""
         groups, last = self.layout.groups(self.code.decode(self.protocol.close()), self.device)
-        weight = last / self.guards.weight_scale
+        weight = last / self.guards.weight_scale if self.guards.weight_scale else 0.0  # with kappa 0 none travels
         if not self.guards.private and weight > 0:
             for name, slot in self.layout.slots.items():
                 if slot.reduce == "mean":
                     groups[name] = {key: value / weight for key, value in groups[name].items()}
-            weight *= self.guards.n_max
+            weight *= self.guards.n_max or 1.0
         return Message(groups, weight=torch.tensor(weight, dtype=torch.float64))
 
     def count_traffic(self) -> None:

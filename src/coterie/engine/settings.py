@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from coterie.engine.loop import Order
 
-BackendName = Literal["auto", "loop", "pool", "stacked"]
+BackendName = Literal["auto", "loop", "pool", "graph", "stacked"]
 Precision = Literal["fp32", "tf32", "fp64"]
 
 

@@ -66,7 +66,7 @@ class BatchNorm(nn.Module):
         axes = [axis for axis in range(x.dim()) if axis != 1]
         if not self.masked:
             var, mean = torch.var_mean(x, dim=axes, correction=0)
-            return mean, var, torch.tensor(x.numel() // x.shape[1], dtype=x.dtype, device=x.device)
+            return mean, var, torch.full((), x.numel() // x.shape[1], dtype=x.dtype, device=x.device)
         real = self.rows.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
         count = (real.sum() * (x[0, 0].numel())).clamp(min=1)
         mean = (x * real).sum(axes) / count

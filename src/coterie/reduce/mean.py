@@ -16,13 +16,15 @@ _SMALLEST_MEAN_WEIGHT = 0.1  # A_min per expected client: noisy weights must not
 class Fold:
     """mean = sum w x / sum w for "mean" slots and sum x for "sum" slots, in float64.
 
-    `premultiplied`: the Messages hold w x already (the guards multiplied before they added noise).
+    `premultiplied`: the Messages hold w x already (the guards multiplied before they added noise). `by_expected`: no weights
+    came with them, and means are divided by the number of clients that the round counts on.
     """
 
-    def __init__(self, slots: Mapping[str, Slot], *, premultiplied: bool, expected: float) -> None:
+    def __init__(self, slots: Mapping[str, Slot], *, premultiplied: bool, expected: float, by_expected: bool = False) -> None:
         self._slots = slots
         self._premultiplied = premultiplied
         self._floor = _SMALLEST_MEAN_WEIGHT * max(expected, 1.0) if premultiplied else 0.0
+        self._divisor = max(expected, 1.0) if by_expected else None
         self._sums: Groups = {}
         self._dtypes: dict[str, dict[str, torch.dtype]] = {}
         self._scalars: Tensors = {}
@@ -50,7 +52,7 @@ class Fold:
         """The folded Message; None when nobody came, or everybody counts for nothing."""
         if self._count == 0 or (self._weight <= 0 and not self._premultiplied):
             return None
-        divisor = max(self._weight, self._floor)
+        divisor = self._divisor or max(self._weight, self._floor)
 
         def finish(name: str, key: str, value: Tensor) -> Tensor:
             dtype = self._dtypes[name][key]
@@ -60,7 +62,7 @@ class Fold:
 
         groups = {name: {key: finish(name, key, value) for key, value in group.items()} for name, group in self._sums.items()}
         scalars = {key: value / divisor for key, value in self._scalars.items()}
-        return Message(groups, scalars, torch.tensor(self._weight, dtype=torch.float64))
+        return Message(groups, scalars, torch.tensor(self._divisor or self._weight, dtype=torch.float64))
 
 
 def sums_behind(mean: Message, *, expected: float) -> Groups:

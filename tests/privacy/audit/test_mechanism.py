@@ -23,7 +23,8 @@ NORMAL = NormalDist()
 
 @lru_cache
 def bounds(noise: float, fault: Fault = "none") -> Bounds:
-    return bounds_of(*mechanism_scores(noise=noise, runs=RUNS, fault=fault, seed=0), delta=1e-5)
+    runs = RUNS if fault == "none" else 1000
+    return bounds_of(*mechanism_scores(noise=noise, runs=runs, fault=fault, seed=0), delta=1e-5)
 
 
 def test_theory_has_the_published_values() -> None:
@@ -68,9 +69,9 @@ def test_what_hides_nothing_is_found_without_assumptions(fault: Fault) -> None:
 
 
 def test_permuted_labels_tell_nothing() -> None:
-    without, with_canary = mechanism_scores(noise=0.25, runs=RUNS, seed=2)
+    without, with_canary = mechanism_scores(noise=0.25, runs=500, seed=2)
     assert auc(without, with_canary) > 0.99
-    assert abs(permuted_auc(without, with_canary, seed=0) - 0.5) < 3 * math.sqrt((2 * RUNS + 1) / (12 * RUNS**2))
+    assert abs(permuted_auc(without, with_canary, seed=0) - 0.5) < 3 * math.sqrt((2 * 500 + 1) / (12 * 500**2))
 
 
 def test_a_seed_repeats_an_audit_and_the_operating_system_does_not() -> None:
@@ -91,7 +92,7 @@ def test_without_a_clip_the_noise_stays_what_it_was() -> None:
 
 
 def test_an_unknown_fault_is_refused() -> None:
-    with pytest.raises(ValueError, match="A fault must be one of .*, found 'noise'"):
+    with pytest.raises(ValueError, match=r"A fault must be one of .*, found 'noise'"):
         broken(Guards(clip=1.0, noise=1.0), "noise", seed=0)  # type: ignore[arg-type]
 
 

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
-from coterie.engine.answers import Asking, Question, reply_to
+from coterie.engine.answers import Asking, Question, reference
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
 from coterie.engine.client import Failure, failure
 from coterie.engine.loop import Runs, advance, client_run, converse, evaluation
+from coterie.engine.signature import Signature, signature
 from coterie.engine.stacked.member import Member
 from coterie.engine.stacked.padding import num_rows, padding_matters
-from coterie.engine.stacked.signature import Signature, signature
 from coterie.engine.stacked.sweep import sweep_stacked
 from coterie.engine.stacked.train import train_stacked
 from coterie.message import Message
-from coterie.method import Train
+from coterie.method import Train, Trained
 from coterie.states import ClientId
+from coterie.tensors import Tensors
 
 _Job = TypeVar("_Job")
 
@@ -55,6 +56,9 @@ class Stacked:
         for wave in _waves(jobs, self._width):
             runs = {job.client: _kept(evaluation(self._world, job)) for job in wave}
             yield from self._side_by_side(runs, {})
+
+    def reply_to(self, asked: Question) -> Trained | Tensors:
+        return reference(asked)
 
     def remarks(self) -> list[str]:
         told, self._remarks = self._remarks, []
@@ -104,6 +108,9 @@ class Stacked:
     def _kind(self, question: Question) -> Signature | None:
         """What it shares with questions that can be answered together with it; None where it has to stand alone."""
         try:
+            for name, spec in question.ask.noise.items():
+                if "batch" in spec.shape[1:]:
+                    raise TypeError(f"the noise '{name}' has the batch on an axis other than the first, so padding would shift it")
             return signature(question.ask)
         except TypeError as error:
             self._remark(question, str(error))
@@ -155,7 +162,7 @@ def _kept(run: Asking) -> Asking:
 
 def _tried(question: Question) -> Any:
     try:
-        return reply_to(question)
+        return reference(question)
     except Exception as error:
         return error
 

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.engine.answers import corrected, count_steps, optimizer, place_of, positions_of, turns_of
+from coterie.engine.answers import count_steps, place_of, positions_of
 from coterie.engine.optim import rate
 from coterie.engine.stacked.batches import Batches
 from coterie.engine.stacked.groups import expanded, lifted, narrowed, row_of, stacked
 from coterie.engine.stacked.member import Member, longest_first
 from coterie.engine.stacked.steps import StackedStepper
+from coterie.engine.step import corrected, optimizer, turns_of
 from coterie.method import Batch, Loss, LossFn, Net, Round, Train, Trained
 from coterie.randomness import draw_many, words_of
 from coterie.tensors import Groups, Tensors

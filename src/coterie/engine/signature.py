@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from coterie.data.examples import View
-from coterie.engine.answers import as_examples, optimizer
+from coterie.engine.answers import as_examples
+from coterie.engine.step import optimizer
 from coterie.method import Optimizer, Sweep, Train
 from coterie.tensors import Groups, Tensors
 
@@ -16,9 +17,6 @@ Signature: TypeAlias = tuple[Any, ...]
 
 def signature(ask: Train | Sweep) -> Signature:
     """Asks with equal signatures differ in numbers only. Raises TypeError, with the reason, for an ask that has none."""
-    for name, spec in ask.noise.items():
-        if "batch" in spec.shape[1:]:
-            raise TypeError(f"the noise '{name}' has the batch on an axis other than the first, so padding would shift it")
     common = (
         type(ask), ask.name, ask.batch_size, _of_groups(ask.params), _of_groups(ask.buffers), _of_groups(ask.refs),
         _of_streams(ask), tuple(sorted(ask.noise.items())),

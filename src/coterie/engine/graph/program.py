@@ -1,0 +1,165 @@
+"""One kind of training on tensors that stay where they are, so that its step can be recorded and replayed for every client."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from coterie.engine.answers import as_examples, count_steps, laid_out, place_of
+from coterie.engine.graph.feed import Feed, Sizes, Step, noise_words, runs_of, steps_of
+from coterie.engine.graph.steps import FixedStepper
+from coterie.engine.optim import rate
+from coterie.engine.recording import Recording, Unrecordable, record
+from coterie.engine.step import optimizer, take_step
+from coterie.method import Examples, Net, Round, Train, Trained
+from coterie.randomness import Key
+from coterie.tensors import Groups, Tensors, clone_groups
+
+_PAYS_AFTER = 8  # steps of one size: recording costs about as much as five of them
+
+
+@dataclass(eq=False)
+class _Track:
+    """All steps with batches of one size."""
+
+    feed: Feed
+    seen: int = 0
+    recording: Recording | None = None
+
+
+class Program:
+    """Answers every Train of one signature, one after another; raises `Unrecordable` where that can't be done."""
+
+    def __init__(self, ask: Train, net: Net) -> None:
+        self._params = laid_out(clone_groups(ask.params), net)
+        self._buffers = clone_groups(ask.buffers)
+        self._refs = laid_out(clone_groups(ask.refs), net)
+        self._frozen = None if ask.frozen is None else {name: value.clone() for name, value in ask.frozen.items()}
+        self._device, self._dtype = place_of(self._params)
+        self._net = net
+        self._ask = replace(  # the functions of the step, beside what they may not find elsewhere
+            ask, params=self._params, buffers=self._buffers, refs=self._refs, frozen=self._frozen,
+            memory=None, streams={}, epochs=None, steps=0,
+        )  # fmt: skip
+        self._steppers = {
+            group: FixedStepper(group, values, optimizer(ask, group), self._device) for group, values in self._params.items()
+        }
+        self._place = torch.zeros(1, dtype=torch.long, device=self._device)
+        self._totals: Tensors = {}
+        self._moves: Counter[str] = Counter()  # how often a step moves each group
+        self._tracks: dict[Sizes, _Track] = {}
+
+    def answer(self, ask: Train, round: Round, key: Key) -> Trained:
+        """What the reference gives for this ask."""
+        streams = {name: as_examples(stream) for name, stream in ask.streams.items()}
+        count = count_steps(ask, streams)
+        rates = {group: [rate(optimizer(ask, group), round, step, count) for step in range(count)] for group in self._params}
+        tables = {group: torch.tensor(values, dtype=torch.float64, device=self._device) for group, values in rates.items()}
+        words = noise_words(ask, key, self._device)
+        self._load(ask)
+        start = 0
+        for sizes, steps in runs_of(steps_of(ask, streams, key, count)):
+            track = self._track(ask, streams, sizes, steps[0])
+            for part in _parts(steps, track.feed.capacity):
+                track.feed.fill(streams, part, words, start, tables)
+                self._take(track, len(part))
+                start += len(part)
+        return self._trained(count, rates)
+
+    def _track(self, ask: Train, streams: Mapping[str, Examples], sizes: Sizes, first: Step) -> _Track:
+        if sizes not in self._tracks:
+            self._tracks[sizes] = _Track(Feed(ask, streams, first, self._place, self._dtype))
+        return self._tracks[sizes]
+
+    def _take(self, track: _Track, count: int) -> None:
+        """The first `count` steps of the track's feed."""
+        track.seen += count
+        if track.recording is None and track.seen >= _PAYS_AFTER:
+            track.recording = self._record(track)
+        if track.recording is None:
+            for _ in range(count):
+                self._step(track.feed)
+        else:
+            for _ in range(count):
+                track.recording.replay()
+
+    def _record(self, track: _Track) -> Recording:
+        if not self._totals:  # what a step tells of is known once it has been taken
+            state = self._state()
+            before = [value.clone() for value in state]
+            self._step(track.feed)
+            for own, value in zip(state, before, strict=True):
+                own.copy_(value)
+            for total in self._totals.values():
+                total.zero_()
+        return record(lambda: self._step(track.feed), self._state(), self._device)
+
+    def _state(self) -> list[Tensor]:
+        """All that a step writes."""
+        named = [value for groups in (self._params, self._buffers) for values in groups.values() for value in values.values()]
+        return [*named, *(v for stepper in self._steppers.values() for v in stepper.state()), *self._totals.values(), self._place]
+
+    def _step(self, feed: Feed) -> None:
+        net = self._net if self._frozen is None else self._net.freezing(self._frozen)
+        taken = take_step(self._ask, net, self._params, self._buffers, feed.batch(), self._steppers, feed.rates())
+        self._keep(taken.buffers)
+        for name, value in taken.told.items():
+            if name not in self._totals:
+                self._totals[name] = torch.zeros_like(value, dtype=torch.float64)
+            self._totals[name] += value
+        self._moves = Counter(taken.moved)
+        self._place += 1
+
+    def _keep(self, buffers: Groups) -> None:
+        for group, values in buffers.items():
+            own = self._buffers.get(group, {})
+            shapes = [{name: (value.shape, value.dtype) for name, value in each.items()} for each in (own, values)]
+            if shapes[0] != shapes[1]:
+                raise Unrecordable("it gives a buffer another name, shape or dtype than it had; keep all three")
+            for name, value in values.items():
+                own[name].copy_(value)
+
+    def _load(self, ask: Train) -> None:
+        given = ((self._params, ask.params), (self._buffers, ask.buffers), (self._refs, ask.refs))
+        for own, groups in given:
+            for group, values in groups.items():
+                for name, value in values.items():
+                    own[group][name].copy_(value.detach())
+        for name, flag in (ask.frozen or {}).items():
+            assert self._frozen is not None, "the signature says whether anything is frozen"
+            self._frozen[name].copy_(flag)
+        for stepper in self._steppers.values():
+            stepper.load(ask.memory)
+        for total in self._totals.values():
+            total.zero_()
+
+    def _trained(self, count: int, rates: Mapping[str, list[float]]) -> Trained:
+        moves = self._moves if count else Counter()
+        lr_sum = {group: _added(values, moves[group]) for group, values in rates.items()}
+        memory = {n: v for group, stepper in self._steppers.items() for n, v in stepper.memory_after(count * moves[group]).items()}
+        numbers = torch.stack(list(self._totals.values())).tolist() if self._totals and count else []
+        metrics = {name: number / count for name, number in zip(self._totals, numbers, strict=bool(numbers))}
+        return Trained(_copied(self._params), _copied(self._buffers), _copied(memory), count, lr_sum, metrics)
+
+
+def _parts(steps: list[Step], size: int) -> Iterator[list[Step]]:
+    for start in range(0, len(steps), size):
+        yield steps[start : start + size]
+
+
+def _added(values: list[float], times: int) -> float:
+    """Added in the order of the steps, as the reference adds them."""
+    total = 0.0
+    for value in values:
+        for _ in range(times):
+            total += value
+    return total
+
+
+def _copied(groups: Groups) -> Groups:
+    """Tensors of their own, as they would arrive over a wire."""
+    return {g: {n: v.clone(memory_format=torch.contiguous_format) for n, v in values.items()} for g, values in groups.items()}
