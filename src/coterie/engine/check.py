@@ -9,7 +9,9 @@ from coterie.data.examples import Population
 from coterie.engine.backend import World
 from coterie.engine.choose import choose_backend, choose_device
 from coterie.engine.round import hub_of, row_of, with_server_rows
+from coterie.engine.secure import fixed_point
 from coterie.engine.settings import Settings
+from coterie.engine.spending import check_budget
 from coterie.method import Nobody, Phase, Plan, Poisson, Round, as_run
 from coterie.metrics.metric import Metric
 from coterie.models.net import Net
@@ -50,9 +52,13 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
             _check_least(world, phase, guards, round)
         if guards.secure is not None and not isinstance(phase.cohort, Nobody):
             drawn = isinstance(phase.cohort, Poisson)
-            guards.secure.check_cohort(len(world.population) if drawn else len(round.cohort), at_most=drawn)
+            clients = len(world.population) if drawn else len(round.cohort)
+            guards.secure.check_cohort(clients, at_most=drawn)
+            fixed_point(guards, clients)
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
+        if phase is world.plan[0]:
+            check_budget(guards, len(world.population), phase.cohort, slots)
 
 
 def _check_least(world: World, phase: Phase, guards: Guards, round: Round) -> None:

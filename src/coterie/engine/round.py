@@ -104,7 +104,6 @@ class RoundRunner:
         self.silenced: set[ClientId] = set()  # of whom only noise was sent
         self.result = RoundResult(self.state, {}, Ledger(round.index + 1, round.phase), ())
         self.result.delivered = {name: set(clients) for name, clients in delivered.items()}
-
         self.secure = self._secure_round()
 
     def run(self) -> RoundResult:
@@ -151,7 +150,7 @@ class RoundRunner:
         )
         nobody = isinstance(self.world.phase(self.round.phase).cohort, Nobody)
         if guards.private and not nobody and len(returned) < self.rules.min_cohort and (self.too_small or result.sent):
-            if self.secure is not None:
+            if guards.secure is not None:
                 return self._void(f"{few} The sum was not unmasked, and nothing was absorbed.")
             fold = self._nothing_but_noise(few)
             each = {}
@@ -201,7 +200,7 @@ class RoundRunner:
             return None
         dropouts = Key(self.world.seed, ("dropout", self.round.index, self.attempt))
         device = next(iter(self.world.net.params.values())).device
-        return SecureRound(guards, layout, self.round, self.noise, device, self.result.ledger, dropouts)
+        return SecureRound(guards, layout, self.round, device, self.result.ledger, dropouts)
 
     def _in_dtypes(self, mean: Message | None) -> Message | None:
         """A sum is decoded in float64; the method gets what its slots declare."""

@@ -150,11 +150,16 @@ class Guards:
     @property
     def coordinate_bound(self) -> float:
         """The range that a secure sum reserves for one client's coordinate: C + 8 sigma C under noise, with both factors of kappa."""
-        bit = 0.5 + 8.0 * self._of_one(self.bit_noise or 0.0) if self.follows else 0.0
+        bit = self.bit_scale * (0.5 + 8.0 * self._of_one(self.bit_noise or 0.0)) if self.follows else 0.0
         if self.private:
             return max((self.clip or 0.0) * max(1.0, self.kappa) + 8.0 * self.noise_std, bit)
         declared = self.secure.range if self.secure is not None else None
         return max(declared or self.clip or 0.0, bit)
+
+    @property
+    def bit_scale(self) -> float:
+        """What a bit of 1 is in a secure sum: at most C, and a power of two, so that the grid of discrete noise stays one."""
+        return math.ldexp(1.0, math.frexp(self.clip or 1.0)[1] - 1)
 
     @property
     def weight_scale(self) -> float:
