@@ -13,6 +13,7 @@ from coterie.engine.poisoning import poisoned
 from coterie.engine.round import averages, hub_of, row_of, with_server_rows
 from coterie.engine.secure import fixed_point
 from coterie.engine.settings import Settings
+from coterie.engine.spending import check_budget
 from coterie.method import Nobody, Phase, Plan, Poisson, Round, as_run
 from coterie.metrics.metric import Metric
 from coterie.models.net import Net
@@ -63,6 +64,8 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
             fixed_point(guards, clients)
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
+        if phase is world.plan[0]:
+            check_budget(guards, len(world.population), phase.cohort, slots)
 
 
 def check_reduce(world: World, guards: Guards) -> None:

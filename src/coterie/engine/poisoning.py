@@ -16,7 +16,6 @@ from coterie.states import ClientId
 from coterie.tensors import Tensors
 
 TRIGGERED = "triggered"
-NOT_PRIVATE = "attacked: some clients run no guard, so this run is not private, and no epsilon is claimed"
 
 
 def poisoned(population: Population, attack: Attack | None, seed: int) -> Population:
@@ -69,11 +68,10 @@ def told_of_run(summary: Mapping[str, Any], world: World, lines: Sequence[Mappin
     told["attack"] = {
         **knobs(attack),
         "attackers": sorted(world.attackers),
+        "private": False,
         "results_over": f"the {len(world.population) - len(world.attackers)} honest clients",
         **({"weight_gain": max(gains)} if gains else {}),
         **({"backdoor_success": success} if success else {}),
         **attack.facts({client: len(world.population.parts[client].train) for client in world.attackers}),
     }
-    if told["privacy"] is not None:
-        told["privacy"] = {**told["privacy"], "epsilon": None, "note": NOT_PRIVATE}
     return told

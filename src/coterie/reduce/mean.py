@@ -78,3 +78,10 @@ class Fold:
         groups = {name: {key: finish(name, key, value) for key, value in group.items()} for name, group in self._sums.items()}
         scalars = {key: value / divisor for key, value in self._scalars.items()}
         return Message(groups, scalars, torch.tensor(self._divisor or self._weight, dtype=torch.float64))
+
+
+def sums_behind(mean: Message, *, expected: float) -> Groups:
+    """The sums that a noised mean was made of, as a server that watches itself knows them."""
+    weight = 1.0 if mean.weight is None else float(mean.weight)
+    divisor = max(weight, _SMALLEST_MEAN_WEIGHT * max(expected, 1.0))
+    return {name: {key: value.double() * divisor for key, value in group.items()} for name, group in mean.groups.items()}
