@@ -21,7 +21,7 @@ COMMANDS = {
     "data": "inspect, check, partition, build leaf: a data set and its clients",
     "compare": "a table of finished runs with significance",
     "report": "write report.html again",
-    "privacy": "plan, account: noise for a promise, and what a run has spent",
+    "privacy": "plan, account, audit: noise for a promise, what a run has spent, what can be shown against it",
 }
 
 
@@ -144,24 +144,19 @@ def data_command(words: list[str]) -> int:
 
 
 def privacy_command(words: list[str]) -> int:
-    from coterie.cli.privacy import account_privacy, plan_privacy
+    from coterie.cli.privacy import account_command, account_privacy, plan_command, plan_privacy
+    from coterie.cli.privacy_audit import audit_command, privacy_audit
 
-    commands: dict[str, Callable[..., int]] = {"plan": plan_privacy, "account": account_privacy}
+    commands: dict[str, tuple[Callable[[list[str]], int], Callable[..., int]]] = {
+        "plan": (plan_command, plan_privacy), "account": (account_command, account_privacy), "audit": (audit_command, privacy_audit),
+    }  # fmt: skip
     if not words or words[0] in ("-h", "--help"):
-        print_rows({f"coterie privacy {name}": first_line(function) for name, function in commands.items()})
-        console.print("\nEach explains itself with --help.")
+        print_rows({f"coterie privacy {name}": first_line(explained) for name, (_, explained) in commands.items()})
         return 0
     name, *rest = words
     if name not in commands:
         raise ValueError(f"Unknown command 'privacy {name}'. {nearest(name, list(commands))}")
-    function = commands[name]
-    if wants_help(rest):
-        return function_help(f"privacy {name}" + (" [RUN...]" if name == "account" else ""), function)
-    if name == "plan":
-        return function(**parse(rest, options_of(function), "privacy plan"))
-    folders: list[str] = []
-    given = parse(rest, options_of(function), f"privacy {name}", folders)
-    return function([Path(folder) for folder in folders], **given)
+    return commands[name][0](rest)
 
 
 def compare_command(words: list[str]) -> int:

@@ -11,7 +11,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from coterie.cli.show import console
+from coterie.cli.show import console, function_help, wants_help
+from coterie.options import options_of, parse
 from coterie.privacy.accountant import Accountant, Budget, Scheme, Spending, View, ViewName, noise_for, planned
 from coterie.privacy.release import Sampling, Split
 
@@ -20,6 +21,20 @@ Trade = dict[float, dict[int, float | None]]
 
 _OF_THE_ROUNDS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 _SHOWN = (0.25, 0.5, 1.0, 1.5, 2.0)
+
+
+def plan_command(words: list[str]) -> int:
+    if wants_help(words):
+        return function_help("privacy plan", plan_privacy)
+    return plan_privacy(**parse(words, options_of(plan_privacy), "privacy plan"))
+
+
+def account_command(words: list[str]) -> int:
+    if wants_help(words):
+        return function_help("privacy account [RUN...]", account_privacy)
+    folders: list[str] = []
+    given = parse(words, options_of(account_privacy), "privacy account", folders)
+    return account_privacy([Path(folder) for folder in folders], **given)
 
 
 def plan_privacy(
