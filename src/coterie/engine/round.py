@@ -282,7 +282,7 @@ class RoundRunner:
         try:
             if not self.secure.sends(client):
                 raise Refused("dropped out before it sent its masked vector, as the experiment asks for.")
-            if outcome.unusable is not None:
+            if outcome.unusable is not None and not self.rules.guards.private:  # under noise staying away would tell of its data
                 raise Refused(outcome.unusable.reason)
             message = self._guarded_or_noise(client, outcome.message, down)
             if client in self.ambush:

@@ -337,7 +337,7 @@ class Runner:
         summary = summarise_run(
             self.folder, self.world.metric, about=self.about, seed=self.settings.seed, rounds=self.progress.round,
             clients=len(self.world.population), seconds=self.progress.seconds, backend=self.choice.backend,
-            privacy=self.account.summary(), stopped=stopped,
+            privacy=self.account.summary(), secure=self.guards.secure, stopped=stopped,
         )  # fmt: skip
         summary = told_of_run(summary, self.world, self.folder.read("metrics.jsonl"))
         write_json(self.path / "summary.json", summary)
