@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rich.console import Console
 
@@ -31,14 +31,12 @@ from coterie.reduce.seam import Reduce
 from coterie.report.damage import Cell, damage_svg, damage_tables
 
 CLEAN = "clean"
-REDUCTIONS: tuple[ReduceName, ...] = ("mean", "median", "trimmed", "krum", "multikrum", "normbound", "geomedian")
-ATTACKS: tuple[AttackName, ...] = (
-    "signflip", "signflip10", "random100", "random100alone", "innerproduct", "labelflip", "backdoor", "replacement",
-)  # fmt: skip
+REDUCTIONS: tuple[str, ...] = get_args(ReduceName)
+ATTACKS: tuple[str, ...] = tuple(name for name in get_args(AttackName) if name != "scaled10")
 
 
 def robustness(
-    session: Session, *, reductions: tuple[ReduceName, ...] = REDUCTIONS, attacks: tuple[AttackName, ...] = ATTACKS,
+    session: Session, *, reductions: tuple[str, ...] = REDUCTIONS, attacks: tuple[str, ...] = ATTACKS,
     attackers: float = 0.2, data: Literal["digits", "cifar10"] = "digits", clients: int = 20, betas: tuple[float, ...] = (1.0, 0.1),
     seeds: tuple[int, ...] = (0, 1, 2), rounds: int = 20, lr: float = 0.3, epochs: int = 5, batch_size: int = 32, lies: bool = True,
     data_dir: str | None = None, limit: int | None = None,

@@ -14,7 +14,7 @@ from coterie.reduce.seam import Reduce
 
 ReduceName = Literal["mean", "median", "trimmed", "krum", "multikrum", "normbound", "geomedian"]
 
-_MAKE: dict[ReduceName, Callable[[int, int], Reduce]] = {
+_MAKE: dict[str, Callable[[int, int], Reduce]] = {
     "mean": lambda clients, attackers: Mean(),
     "median": lambda clients, attackers: CoordinateMedian(),
     "trimmed": lambda clients, attackers: TrimmedMean(max(attackers, 1) / clients),
@@ -25,8 +25,10 @@ _MAKE: dict[ReduceName, Callable[[int, int], Reduce]] = {
 }
 
 
-def named_reduce(name: ReduceName, clients: int, attackers: int) -> Reduce:
+def named_reduce(name: str, clients: int, attackers: int) -> Reduce:
     """The reduction of this name for rounds of so many clients, made for so many attackers among them."""
+    if name not in _MAKE:
+        raise ValueError(f"Unknown reduction '{name}'. Use one of: {', '.join(_MAKE)}.")
     if name == "trimmed" and 2 * attackers >= clients:
         raise ValueError(f"A trimmed mean of {clients} clients can't cut {attackers} at either end. Count on fewer attackers.")
     return _MAKE[name](clients, attackers)

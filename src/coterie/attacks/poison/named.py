@@ -14,7 +14,7 @@ AttackName = Literal[
     "signflip", "signflip10", "random100", "random100alone", "innerproduct", "scaled10", "labelflip", "backdoor", "replacement"
 ]  # fmt: skip
 
-_MAKE: dict[AttackName, tuple[Callable[..., Attack], dict[str, Any]]] = {
+_MAKE: dict[str, tuple[Callable[..., Attack], dict[str, Any]]] = {
     "signflip": (SignFlip, {}),
     "signflip10": (SignFlip, {"scale": 10.0}),
     "random100": (RandomUpdate, {"scale": 100.0}),
@@ -27,7 +27,9 @@ _MAKE: dict[AttackName, tuple[Callable[..., Attack], dict[str, Any]]] = {
 }
 
 
-def named_attack(name: AttackName, *, share: float = 0.2, from_round: int = 1) -> Attack:
+def named_attack(name: str, *, share: float = 0.2, from_round: int = 1) -> Attack:
     """The attack of this name by this share of the clients."""
+    if name not in _MAKE:
+        raise ValueError(f"Unknown attack '{name}'. Use one of: {', '.join(_MAKE)}.")
     make, strength = _MAKE[name]
     return make(share=share, from_round=from_round, **strength)
