@@ -10,6 +10,7 @@ import torch
 
 from coterie.engine.settings import Settings
 from coterie.method import Everyone, Fixed, Named, Nobody, Plan
+from coterie.models.net import Net
 from coterie.tensors import Tensors, num_elements
 
 _WORTH_A_POOL = 2e10  # parameters x examples over the run; from here on workers pay even for the cheapest layers
@@ -93,10 +94,16 @@ def choose_device(devices: str) -> torch.device:
 
 
 def set_precision(precision: str) -> torch.dtype:
-    """fp32 means true fp32: cuDNN's convolutions use TF32 unless it is switched off."""
+    """The dtype of parameters and data. fp32 means true fp32: cuDNN's convolutions use TF32 unless it is switched off."""
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     return torch.float64 if precision == "fp64" else torch.float32
+
+
+def prepared(net: Net, device: torch.device, precision: str) -> Net:
+    """The net with its first values on the device, computing in this precision (from `set_precision`)."""
+    moved = net.to(device, set_precision(precision))
+    return moved.computing_in(torch.bfloat16) if precision == "bf16" else moved
 
 
 def _cohort_size(cohort: object, num_clients: int) -> int:

@@ -17,7 +17,7 @@ from coterie.engine.answers import Context, conclude
 from coterie.engine.backend import Backend, EvaluateJob, World
 from coterie.engine.check import check_history, check_same, check_world
 from coterie.engine.checkpoint import CheckpointStore, Progress, commit
-from coterie.engine.choose import after_a_round, choose_backend, choose_device, set_precision
+from coterie.engine.choose import after_a_round, choose_backend, choose_device, prepared, set_precision
 from coterie.engine.client import Failure, failure
 from coterie.engine.evaluate import score_predictor
 from coterie.engine.folder import RunFolder, evaluation_lines, plain, read_json, results, write_json
@@ -83,7 +83,7 @@ class Runner:
     ) -> None:  # fmt: skip
         self.settings, self.guards, self.watcher, self.about = settings, guards, watcher, about
         device, dtype = choose_device(settings.devices), set_precision(settings.precision)
-        self.world = World(plan, placed(population, device, dtype), net.to(device, dtype), metric, settings.seed)
+        self.world = World(plan, placed(population, device, dtype), prepared(net, device, settings.precision), metric, settings.seed)
         self.device = device
         sizes = [len(parts.train) for parts in population.parts]
         self.choice = choose_backend(settings, plan, net.params, sizes)

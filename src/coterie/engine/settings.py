@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from coterie.engine.loop import Order
 
 BackendName = Literal["auto", "loop", "pool", "graph", "stacked"]
-Precision = Literal["fp32", "tf32", "fp64"]
+Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,8 @@ class BatchNorm(nn.Module):
             delattr(self, name)
             self.register_buffer(name, value, persistent=False)
 
-    def _by_hand(self, x: Tensor) -> Tensor:
+    def _by_hand(self, given: Tensor) -> Tensor:
+        x = given.to(self.weight.dtype)  # statistics of a lower precision would not add up
         shape = [1, -1] + [1] * (x.dim() - 2)
         mean, var, count = self._statistics(x)
         live = self.live & (count > 1)
@@ -59,7 +60,7 @@ class BatchNorm(nn.Module):
         unbiased = var.detach() * (count / (count - 1).clamp(min=1))
         self.running_mean += step * (mean.detach() - self.running_mean)
         self.running_var += step * (unbiased - self.running_var)
-        return out
+        return out.to(given.dtype)
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance of every channel over the real rows, and how many numbers those are."""
