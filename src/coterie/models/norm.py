@@ -36,9 +36,13 @@ class BatchNorm(nn.Module):
         several = x.numel() > x.shape[1]  # one value per channel has no variance: it is normalised as in evaluation
         if self.training and several and (self.selective or self.masked):
             return self._by_hand(x)
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, self.training and several, self.momentum, self.eps
-        )
+        training = self.training and several
+        if x.dtype != self.weight.dtype and not training:  # vmap's rule for evaluation knows no mixture of precisions
+            return self._normalised(x.to(self.weight.dtype), training).to(x.dtype)
+        return self._normalised(x, training)
+
+    def _normalised(self, x: Tensor, training: bool) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps)
 
     def fix_scale(self) -> None:
         """No scale and no shift to train: the ones and zeros become constants."""
