@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.engine.recording.recorder import Recording, record
+from coterie.engine.recording.watch import Unrecordable
 
 PAYS_AFTER = 8  # steps: recording one costs about as much as five of them
 _MOST_KEPT = 16  # kinds of training, each with its tensors and recordings
@@ -20,21 +21,29 @@ _Program = TypeVar("_Program")
 class Track:
     """`step` reads and writes tensors that stay where they are; `state` names all that it writes, once it has been taken."""
 
-    def __init__(self, step: Callable[[], None], state: Callable[[], Sequence[Tensor]], device: torch.device) -> None:
-        self._step, self._state, self._device = step, state, device
+    def __init__(
+        self, step: Callable[[], None], state: Callable[[], Sequence[Tensor]], device: torch.device,
+        refused: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._step, self._state, self._device, self._refused = step, state, device, refused
         self._seen = 0
         self._recording: Recording | None = None
         self._recordable = True
 
     def take(self, count: int) -> None:
-        """So many steps. Raises `Unrecordable` at the one that would have been recorded, which is not taken."""
+        """So many steps. Where they can't be recorded, `refused` is told the reason; without it `Unrecordable` is raised."""
         if not self._seen:  # only now the state is known
             self._step()
             self._seen, count = 1, count - 1
         self._seen += count
         if count and self._recording is None and self._recordable and self._seen >= PAYS_AFTER:
             self._recordable = False  # tried once
-            self._recording = record(self._step, self._state(), self._device)
+            try:
+                self._recording = record(self._step, self._state(), self._device)
+            except Unrecordable as error:
+                if self._refused is None:
+                    raise
+                self._refused(str(error))
         once = self._step if self._recording is None else self._recording.replay
         for _ in range(count):
             once()
