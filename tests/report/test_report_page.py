@@ -184,6 +184,16 @@ def test_no_number_is_called_epsilon_without_an_accountant(tmp_path: Path, make_
     assert "3.25" in Page(write_report(make_run(tmp_path / "c", privacy=counted))).words
 
 
+def test_a_secure_sum_is_told_of_and_promises_no_more(tmp_path: Path, make_run: MakeRun) -> None:
+    folder = make_run(tmp_path / "a")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["secure_sum"] = {"bits": 32, "threshold": 7, "recovered_dropouts": 3, "clamped_coordinates": 0, "note": "not shown"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    words = Page(write_report(folder)).words
+    assert "the server learned the sum of all updates, and no client's own" in words and "recovered dropouts" in words
+    assert "No differential privacy." in words and "epsilon" not in words and "not shown" not in words
+
+
 def test_small_media_are_inside_large_ones_linked(tmp_path: Path, make_run: MakeRun) -> None:
     folder = make_run(tmp_path / "a")
     (folder / "media").mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -17,6 +18,10 @@ class Refused(ValueError):
     """A Message that is left out of the round."""
 
 
+class NotFinite(Refused):
+    """Refused for its numbers, which come from the client's data: under noise even the refusal would tell of them."""
+
+
 def check(message: Message, slots: Mapping[str, Slot], sent: Message, *, norm_ratio: float) -> None:
     """Raise `Refused` with the reason when this Message can't count. `message` is what arrived, values as values."""
     for group, tensors in message.groups.items():
@@ -30,7 +35,7 @@ def check(message: Message, slots: Mapping[str, Slot], sent: Message, *, norm_ra
             raise Refused(f"sent no group '{group}'. The method's client must return every declared group.")
     weight = message.weight
     if weight is not None and not 0 <= float(weight) <= _LARGEST_WEIGHT:
-        raise Refused(f"sent the weight {float(weight)}. A weight must be a number from 0 to {_LARGEST_WEIGHT:.0e}.")
+        raise NotFinite(f"sent the weight {float(weight)}. A weight must be a number from 0 to {_LARGEST_WEIGHT:.0e}.")
     declared = slots[SCALARS].spec if SCALARS in slots else {}
     for name, value in message.scalars.items():
         if name not in declared:
@@ -74,7 +79,7 @@ def _check_tensor(where: str, value: Tensor, expected: tuple[tuple[int, ...], to
     if value.dtype != dtype:
         raise Refused(f"sent '{where}' as {value.dtype}, expected {dtype}.")
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        raise Refused(f"sent '{where}' with NaN or infinite entries.")
+        raise NotFinite(f"sent '{where}' with NaN or infinite entries.")
 
 
 def _check_size(message: Message, slots: Mapping[str, Slot], sent: Message, norm_ratio: float) -> None:
@@ -82,6 +87,8 @@ def _check_size(message: Message, slots: Mapping[str, Slot], sent: Message, norm
     updates = [group for name, group in moved.groups.items() if slots[name].guard != "examples" and slots[name].reduce != "each"]
     updates += [group for name, group in moved.groups.items() if slots[name].guard == "update" and slots[name].reduce == "each"]
     size = float(norm(updates))
+    if not math.isfinite(size):  # two finite numbers may lie too far apart for their dtype
+        raise NotFinite("sent an update of infinite length.")
     limit = norm_ratio * (1.0 + float(norm(sent.groups.values())))
     if size > limit:
         raise Refused(f"sent an update of norm {size:.3g}, beyond {limit:.3g} ({norm_ratio:g} times what it received).")

@@ -28,6 +28,8 @@ class Progress:
     log_sizes: dict[str, int] = field(default_factory=dict)
     delivered: dict[str, set[ClientId]] = field(default_factory=dict)  # content digest -> who has it
     seconds: list[float] = field(default_factory=list)
+    attempts: int = 0  # that are written down in releases.jsonl
+    clip: float | None = None  # of the next round, where it is adaptive
 
 
 class CheckpointStore:
@@ -54,6 +56,8 @@ class CheckpointStore:
             "logs": progress.log_sizes,
             "delivered": {digest: sorted(clients) for digest, clients in progress.delivered.items()},
             "seconds": progress.seconds,
+            "attempts": progress.attempts,
+            "clip": progress.clip,
         }
         text = json.dumps(manifest)
         whole = json.dumps({"checksum": zlib.crc32(text.encode()), "manifest": manifest})
@@ -95,8 +99,10 @@ class CheckpointStore:
                 self._whole(table.path(client, version).relative_to(self.folder), checksum)
             table.restore(saved)
         progress = Progress(
-            manifest["round"], manifest["logs"], {d: set(c) for d, c in manifest["delivered"].items()}, manifest["seconds"]
-        )
+            manifest["round"], manifest["logs"], {d: set(c) for d, c in manifest["delivered"].items()}, manifest["seconds"],
+            manifest.get("attempts", 0),
+            manifest.get("clip"),
+        )  # fmt: skip
         return ServerState(shared, self.server, public), progress
 
     def _save_public(self, public: Mapping[str, Content]) -> dict[str, list[Any]]:

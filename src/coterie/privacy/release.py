@@ -15,13 +15,14 @@ Split = Literal["full", "share"]
 class Release:
     """One attempt of a round. There is one per attempt that left a client, also of void and of noise-only rounds.
 
-    `noise`: sigma, the multiplier of one client's declared noise relative to the clip.
+    `noise`: sigma, the multiplier of the noise on one client's update relative to the clip.
     `split`: every client adds sigma C ("full"), or sigma C / sqrt(min_cohort) ("share").
     `min_cohort`: m_min, honest noise terms that the sum is guaranteed to carry; 1 if nothing is guaranteed.
     `rate`: q of Poisson sampling; cohort / population of a fixed one; 1 for everyone.
     `participants`: the clients whose (noised) Message left them.
     `secure`: the server saw the sum only.
-    `clip_noise`: noise multiplier of the adaptive clip's bit, None without adaptive clipping.
+    `clip_noise`: noise multiplier of the adaptive clip's bit, relative to the 1/2 by which a client moves it, None without
+    adaptive clipping. Both together are what the guards declared (`Guards.release`).
     """
 
     round: int

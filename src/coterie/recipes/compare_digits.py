@@ -12,7 +12,9 @@ from coterie.methods.fedavg import Training
 from coterie.metrics.classification import Classification
 from coterie.models.nets import resnet8
 from coterie.options import convert, nearest, options_of
+from coterie.privacy.guards import Guards
 from coterie.recipes.quickstart import digits
+from coterie.recipes.secure import secured
 from coterie.recipes.session import Session, pooled, seeded
 
 COMMON = ("rounds", "training", "buffers", "cohort", "input_shape")  # what makes a comparison fair
@@ -25,12 +27,15 @@ def compare_digits(
     beta: float = 0.1, cohort: int | None = None, lr: float = 0.3, momentum: float = 0.0, epochs: int = 2,
     batch_size: int = 32, net: Literal["mlp", "resnet8"] | None = None,
     buffers: Literal["average", "local", "server"] = "average", knobs: tuple[str, ...] = (),
+    secure_sum: bool = False, secure_threshold: int | None = None, secure_bits: Literal[32, 64] = 32,
+    secure_neighbours: int | None = None, secure_range: float | None = None, secure_dropout: float = 0.0,
 ) -> None:  # fmt: skip
     """Methods side by side on handwritten digits: same clients, same net and start, same local work.
 
     --methods fedavg,scaffold,ditto     which ones (coterie list)
     --net                               of all of them; fedbn and fedxds need resnet8 (default: what they need)
     --knobs fedprox.mu=0.1,ditto.lam=1  settings of single methods
+    --secure-sum                        the server learns the sum of all updates only
     """
     seed = session.settings.seed
     population, small = digits(clients, beta, seed)
@@ -39,7 +44,11 @@ def compare_digits(
     training = Training(optim=SGD(lr=lr, momentum=momentum), epochs=epochs, batch_size=batch_size)
     plans = build_plans(methods, rounds, training, buffers, cohort, len(population), knobs, SHAPE)
     instead = {"centralized": pooled(population)}
-    session.run_all(plans, population, net=model, metric=Classification(10), instead=instead)
+    guards = secured(
+        Guards(), population, secure_sum=secure_sum, threshold=secure_threshold, bits=secure_bits, neighbours=secure_neighbours,
+        range=secure_range, dropout=secure_dropout,
+    )  # fmt: skip
+    session.run_all(plans, population, net=model, metric=Classification(10), instead=instead, guards=guards)
 
 
 def build_plans(

@@ -148,7 +148,21 @@ def _undefined(run: Run) -> str:
 
 def privacy_words(run: Run) -> str:
     """What is promised, in words that promise no more. A number called epsilon needs an accountant behind it."""
+    return _guard_words(run) + _secure_words(record(run.summary or {}, "secure_sum"))
+
+
+def _secure_words(told: Record) -> str:
+    """Secure sums hide single updates, which is another promise than differential privacy."""
+    if not told:
+        return ""
+    words = "Secure sums: in every round the server learned the sum of all updates, and no client's own."
+    return markup.paragraph(words) + markup.pairs((name.replace("_", " "), knob_words(value)) for name, value in told.items() if name != "note")
+
+
+def _guard_words(run: Run) -> str:
     found = (run.summary or {}).get("privacy") or run.info.get("privacy")
+    if isinstance(found, dict) and "clip" in found and found["clip"] is None:
+        found = None  # nothing but a secure sum
     if not isinstance(found, dict) or not found:
         return markup.box("No differential privacy. Nothing here bounds what the messages reveal about a client's data.")
     measured = bool(found.get("accountant"))

@@ -17,9 +17,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-import math
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, Literal
 
 Accountant = Literal["pld", "rdp", "rdp_integer"]
@@ -30,6 +29,7 @@ MISSING = "It needs the package dp-accounting, which is not installed: pip insta
 MOST_FOR_PLD = 100.0  # epsilon beyond which a privacy loss distribution is not worth its memory
 INTEGER_ORDERS = tuple(float(order) for order in range(2, 257))
 _INTERVAL = 1e-4  # width of a step of the privacy loss, dp-accounting's own
+_KEPT = 8  # composed distributions in memory
 
 
 def available() -> bool:
@@ -83,23 +83,31 @@ def _renyi(z: float, q: float, replace: bool, whole_orders: bool) -> tuple[tuple
 
 
 class _Losses:
-    """Composed privacy loss distributions; the last one is kept, because the next round adds one release to it."""
+    """Composed privacy loss distributions; the latest are kept, because the next round adds one release to one of them."""
 
     def __init__(self) -> None:
-        self._counts: dict[Group, int] = {}
-        self._composed: Any = None
+        self._known: dict[frozenset[tuple[Group, int]], Any] = {}
 
     def composed(self, counts: Counts) -> Any:
-        more = {group: n - self._counts.get(group, 0) for group, n in counts.items()}
-        if self._composed is None or self._counts.keys() - counts.keys() or sum(more.values()) not in (0, 1) or min(more.values()) < 0:
-            self._composed, more = None, dict(counts)
-        for group, count in more.items():
-            if count:
-                own = _loss(*group)
-                own = own.self_compose(count) if count > 1 else own
-                self._composed = own if self._composed is None else self._composed.compose(own)
-        self._counts = dict(counts)
-        return self._composed
+        key = frozenset(counts.items())
+        if key not in self._known:
+            self._known[key] = self._one_more(counts) or self._from_scratch(counts)
+            while len(self._known) > _KEPT:
+                del self._known[next(iter(self._known))]
+        return self._known[key]
+
+    def _one_more(self, counts: Counts) -> Any:
+        """A known composition of one release less, and that release."""
+        for group, count in counts.items():
+            rest = {**counts, group: count - 1}
+            before = self._known.get(frozenset((group, n) for group, n in rest.items() if n))
+            if before is not None:
+                return before.compose(_loss(*group))
+        return None
+
+    def _from_scratch(self, counts: Counts) -> Any:
+        parts = [_loss(*group).self_compose(count) if count > 1 else _loss(*group) for group, count in counts.items()]
+        return reduce(lambda total, part: total.compose(part), parts)
 
 
 _LOSSES = _Losses()
@@ -122,9 +130,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
-
-
-def effective(*multipliers: float) -> float:
-    """The multiplier of several Gaussian parts that one participation releases together: 1/z^2 = sum of 1/z_i^2."""
-    load = sum(math.inf if z == 0.0 else 1.0 / z**2 for z in multipliers)
-    return 1.0 / math.sqrt(load)

@@ -16,7 +16,7 @@ from coterie.privacy.secure_sum.graph import connected, draw_graph
 from coterie.privacy.secure_sum.keys import KEY_BYTES, KeyPair
 from coterie.privacy.secure_sum.masks import add_mask
 from coterie.privacy.secure_sum.messages import KeyList, Keys, MaskedInput, Refused, SealedShares, UnmaskAnswer, UnmaskRequest
-from coterie.privacy.secure_sum.settings import Aborted, SecureSum
+from coterie.privacy.secure_sum.settings import SMALLEST_COHORT, Aborted, SecureSum
 from coterie.privacy.secure_sum.shamir import reconstruct
 
 
@@ -24,9 +24,8 @@ class Server:
     """One round's secure sum over `cohort` of vectors with `length` numbers. Each phase may end in `Aborted`."""
 
     def __init__(self, settings: SecureSum, round: int, cohort: tuple[int, ...], length: int) -> None:
-        settings.check_cohort(len(cohort))
         self.round, self.cohort, self.length, self.bits = round, cohort, length, settings.bits
-        self.threshold = settings.threshold_among(len(cohort))
+        self.threshold = max(settings.threshold_among(len(cohort)), SMALLEST_COHORT)
         self.graph = draw_graph(cohort, settings.neighbours)
         self.keys: dict[int, Keys] = {}
         self.shared: frozenset[int] = frozenset()

@@ -59,8 +59,8 @@ class SecureSum:
             return 2 * holders // 3 + 1
         return max(self.threshold, holders // 2 + 1)
 
-    def check_cohort(self, clients: int) -> None:
-        """Refuse a cohort of this many clients, in which nothing could be summed securely."""
+    def check_cohort(self, clients: int, *, at_most: bool = False) -> None:
+        """Refuse a cohort of this many clients (or up to as many), in which nothing could be summed securely."""
         if clients < SMALLEST_COHORT:
             raise ValueError(
                 f"A secure sum needs at least {SMALLEST_COHORT} clients in a round, found {clients}. "
@@ -73,7 +73,7 @@ class SecureSum:
                 f"The threshold of the secure sum is {self.threshold}, but shares are held by {what} only. "
                 f"Use {holders} or less, or leave it out for {2 * holders // 3 + 1}."
             )
-        if self.threshold is not None and 2 * self.threshold <= holders:
+        if self.threshold is not None and 2 * self.threshold <= holders and not at_most:
             raise ValueError(
                 f"The threshold of the secure sum is {self.threshold} of {holders}: two separate groups could be asked for both kinds of "
                 f"shares of one client. Use {holders // 2 + 1} or more, or leave it out for {2 * holders // 3 + 1}."
