@@ -45,7 +45,7 @@ KEY_HELP = {
 SETTING_HELP = {
     "seed": "all random numbers of the run follow from it",
     "backend": "one client after another, many processes, recorded steps, or many clients at once",
-    "workers": "processes of the pool (default: one per core, or per accelerator)",
+    "workers": "processes of the pool (default: one per core)",
     "width": "clients that backend stacked computes at once (default: 10; auto tries several)",
     "threads": "threads of the loop; 1 gives the same bits as the pool",
     "devices": "auto, cpu, cuda, cuda:0, or several with commas: a worker for each",
