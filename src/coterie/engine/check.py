@@ -18,6 +18,7 @@ from coterie.method import Nobody, Phase, Plan, Poisson, Round, as_run
 from coterie.metrics.metric import Metric
 from coterie.models.net import Net
 from coterie.privacy.guards import Guards
+from coterie.privacy.secure_sum.keys import library
 from coterie.randomness import Key
 from coterie.reduce.mean import Mean
 from coterie.reduce.seam import Reduce
@@ -56,11 +57,7 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
             )
         if not isinstance(phase.cohort, Nobody):
             _check_least(world, phase, guards, round)
-        if guards.secure is not None and not isinstance(phase.cohort, Nobody):
-            drawn = isinstance(phase.cohort, Poisson)
-            clients = len(world.population) if drawn else len(round.cohort)
-            guards.secure.check_cohort(clients, at_most=drawn)
-            fixed_point(guards, clients)
+            _check_secure(world, phase, guards, round)
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
         if phase is world.plan[0]:
@@ -116,6 +113,17 @@ def check_attack(world: World, guards: Guards) -> None:
             f"{type(world.attack).__name__} changes updates that are averaged, but {type(world.plan[-1].method).__name__} averages none. "
             "Use an attack on the data, such as LabelFlip(), or another method."
         )
+
+
+def _check_secure(world: World, phase: Phase, guards: Guards, round: Round) -> None:
+    """A secure sum has its library, enough clients for its threshold, and numbers fine enough for its noise."""
+    if guards.secure is None:
+        return
+    library()
+    drawn = isinstance(phase.cohort, Poisson)
+    clients = len(world.population) if drawn else len(round.cohort)
+    guards.secure.check_cohort(clients, at_most=drawn)
+    fixed_point(guards, clients)
 
 
 def _check_least(world: World, phase: Phase, guards: Guards, round: Round) -> None:
