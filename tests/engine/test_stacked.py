@@ -121,7 +121,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "frozen": {"frozen": {"w": torch.tensor(True)}, "optim": Adam(lr=0.1, weight_decay=0.3), "project": halved},
     "partly frozen": {"frozen": {"w": torch.tensor([True, False])}, "optim": SGD(lr=0.1, momentum=0.9)},
     "two streams": {"streams": {"local": DATA, "pool": DATA}, "steps": 5},
-    "noise": {"noise": {
+    "noise": {"steps": 4, "noise": {
         "z": Draw("normal", ("batch", 3)), "u": Draw("uniform", (2,)), "i": Draw("integers", ("batch",), (9,)),
         "f": Draw("bernoulli", (3,), (0.5,)), "b": Draw("beta", (2,), (2.0, 3.0)), "c": Draw("categorical", (4,), (1.0, 2.0)),
     }},
@@ -344,7 +344,7 @@ def test_what_cannot_stand_beside_others_is_answered_alone_and_said(kind: str, r
 
     loop = Toy().run(plan, tmp_path / "loop", precision="fp64")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("coterie.engine.run.Stacked", Listening)
+        patch.setattr("coterie.engine.switch.Stacked", Listening)
         found = Toy().run(plan, tmp_path / "stacked", precision="fp64", backend="stacked", width=4)
     assert_close({"": tensors_of(found)}, {"": tensors_of(loop)}, kind)
     assert (found.path / "wire.jsonl").read_bytes() == (loop.path / "wire.jsonl").read_bytes()
