@@ -137,3 +137,11 @@ def test_bad_input_is_told_in_one_sentence(keys: dict[str, object], told: str) -
 def test_bounds_of_a_finding_are_those_of_its_scores() -> None:
     found = audit("mechanism", clients=1, runs=400)
     assert found.bounds == bounds_of(found.without, found.with_canary, delta=1e-5)
+
+
+@pytest.mark.parametrize("fault", ["none", "noise-halved"])
+def test_a_secure_sum_is_audited_through_its_protocol(fault: Fault) -> None:
+    pytest.importorskip("cryptography")
+    found = audit("canary", noise=1.0, canaries=100, rounds=4, secure_sum=True, fault=fault)
+    assert found.verdict == ("consistent" if fault == "none" else "VIOLATION")
+    assert found.about["secure_sum"]

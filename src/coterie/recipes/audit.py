@@ -20,7 +20,7 @@ from coterie.privacy.gaussian import gaussian_eps
 from coterie.recipes.audit_training import AuditedTraining, Observed
 
 Kind = Literal["mechanism", "canary", "one-run"]
-Mechanism = Literal["guards", "isfa-literal"]
+Audited = Literal["guards", "discrete", "isfa-literal"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Audit:
     """What is audited and how. Fields that a kind does not know must be left at None."""
 
     kind: Kind = "mechanism"
-    mechanism: Mechanism | None = None
+    mechanism: Audited | None = None
     noise: float = 1.0
     clip: float = 1.0
     clients: int | None = None
@@ -38,13 +38,14 @@ class Audit:
     canaries: int | None = None
     runs: int | None = None
     observed: Observed | None = None
+    secure_sum: bool | None = None
     fault: Fault = "none"
     confidence: float = 0.95
     seed: int | None = None
 
     def __post_init__(self) -> None:
         check_levels(self.delta, self.confidence)
-        others = ("rate", "rounds", "canaries", "observed") if self.kind == "mechanism" else ("mechanism", "runs")
+        others = ("rate", "rounds", "canaries", "observed", "secure_sum") if self.kind == "mechanism" else ("mechanism", "runs")
         for name in others:
             if getattr(self, name) is not None:
                 raise ValueError(f"An audit of kind {self.kind} knows no {name}, found {getattr(self, name)}. Leave it out, or choose another kind.")
@@ -72,7 +73,8 @@ def of_a_mechanism(audit: Audit) -> Finding:
     else:
         clients = 2 if audit.clients is None else audit.clients
         scores = mechanism_scores(
-            noise=audit.noise, clip=audit.clip, clients=clients, runs=runs, fault=audit.fault, seed=audit.seed
+            noise=audit.noise, clip=audit.clip, clients=clients, runs=runs, fault=audit.fault, seed=audit.seed,
+            mechanism="discrete" if audit.mechanism == "discrete" else "gaussian",
         )  # fmt: skip
         claim = claim_of(audit.noise, 1, 1.0, audit.delta)
     about = {"clients": clients, "runs": runs, "mechanism": audit.mechanism or "guards"}
@@ -83,7 +85,7 @@ def of_a_training(audit: Audit) -> Finding:
     """One training with canaries in it."""
     training = AuditedTraining(
         noise=audit.noise, clip=audit.clip, fault=audit.fault,
-        **{name: value for name in ("clients", "rate", "rounds", "observed") if (value := getattr(audit, name)) is not None},
+        **{name: value for name in ("clients", "rate", "rounds", "observed", "secure_sum") if (value := getattr(audit, name)) is not None},
     )  # fmt: skip
     claim = claim_of(audit.noise, training.rounds, training.rate, audit.delta)
     one_run = audit.kind == "one-run"
@@ -92,7 +94,7 @@ def of_a_training(audit: Audit) -> Finding:
     fixed: dict[str, Any] = {"seed": seed, "repeatable": audit.seed is not None}
     about = {
         "clients": training.clients, "canaries": canaries, "rounds": training.rounds, "rate": training.rate,
-        "observed": training.observed,
+        "observed": training.observed, "secure_sum": training.secure_sum,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         if not one_run:
