@@ -147,6 +147,68 @@ def test_noise_is_the_same_under_the_mask(tmp_path: Path) -> None:
     assert rounds_of(secure)[0]["secure_sum"]["clamped"] == 0
 
 
+def test_discrete_noise_keeps_its_grid_under_the_mask(tmp_path: Path) -> None:
+    """The sum of grid points is a grid point: what is absorbed is the noised run's, with nothing rounded in between."""
+    plan = fedavg(rounds=1, training=TRAINING)
+    knobs: dict[str, Any] = {"clip": 1.0, "noise": 0.5, "n_max": 24.0, "audit_seed": 3, "mechanism": "discrete"}
+    plain = go(plan, tmp_path / "plain", Guards(**knobs))
+    assert apart(plain, go(plan, tmp_path / "secure", Guards(**knobs, secure=SecureSum()))) < 1e-13
+    with pytest.raises(ValueError, match=r"4 clients in 32 bits counts in steps of .*, coarser than the grid of the discrete noise.*Use 64 bits"):
+        go(plan, tmp_path / "coarse", Guards(**{**knobs, "noise": 5000.0}, secure=SecureSum()))
+
+
+@pytest.mark.parametrize("clip", [2.0, 0.003])
+def test_the_bit_of_an_adaptive_clip_is_summed_too_whatever_the_clip(clip: float, tmp_path: Path) -> None:
+    plan = fedavg(rounds=3, training=TRAINING)
+    knobs: dict[str, Any] = {"clip": clip, "noise": 0.5, "n_max": 24.0, "audit_seed": 3, "clip_mode": "adaptive"}
+    plain, secure = go(plan, tmp_path / "plain", Guards(**knobs)), go(plan, tmp_path / "secure", Guards(**knobs, secure=SecureSum(bits=64)))
+    assert apart(plain, secure) < 1e-12 * max(1.0, clip)
+    clips = [[line["clip"] for line in rounds_of(finish)] for finish in (plain, secure)]
+    assert clips[0] == pytest.approx(clips[1], rel=1e-9) and len(set(clips[0])) == 3
+
+
+def test_under_noise_no_weight_need_travel(tmp_path: Path) -> None:
+    plan = fedavg(rounds=2, training=TRAINING)
+    knobs: dict[str, Any] = {"clip": 1.0, "noise": 0.5, "n_max": 1.0, "kappa": 0.0, "audit_seed": 3}
+    plain, secure = go(plan, tmp_path / "plain", Guards(**knobs)), go(plan, tmp_path / "secure", Guards(**knobs, secure=SecureSum(bits=64)))
+    assert apart(plain, secure) < 1e-12
+
+
+def test_under_noise_a_round_below_the_threshold_is_void_and_charged(tmp_path: Path) -> None:
+    """Nothing is absorbed, no row is kept, and the masked vectors that had left their clients are charged."""
+    guards = Guards(clip=1.0, noise=0.5, n_max=24, secure=SecureSum(threshold=4, dropout=0.45))
+    for seed in range(20):
+        finish = go(fedavg(rounds=3, training=TRAINING), tmp_path / str(seed), guards, seed=seed)
+        void = events(finish, "round_void")
+        if void:
+            break
+    assert re.match(r"The secure sum of round \d ended without a result: .* Nothing was absorbed\.", void[0]["reason"])
+    round = void[0]["round"]
+    assert rounds_of(finish)[round - 1]["returned"] == 0
+    releases = [json.loads(line) for line in (finish.path / "releases.jsonl").read_text().splitlines()]
+    assert len({line["round"] for line in releases}) == 3 and all(line["secure"] for line in releases)
+    assert finish.summary["privacy"]["releases"] == 3
+
+
+def test_under_noise_too_few_for_the_noise_are_never_unmasked(tmp_path: Path) -> None:
+    """Threshold 3, but the noise counts on 4: the sum of 3 would carry less of it, so nobody is asked for shares."""
+    guards = Guards(clip=1.0, noise=0.5, n_max=24, min_cohort=4, split="share", secure=SecureSum(threshold=3))
+    plan = (Phase("train", 1, Crashing(training=TRAINING), Everyone()),)
+    finish = go(plan, tmp_path, guards)
+    assert "The sum was not unmasked, and nothing was absorbed" in events(finish, "round_void")[0]["reason"]
+    assert "secure unmask" not in entries(finish, 1, "up") and entries(finish, 1, "up")["shared"][1] == 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crashing(FedAvg):
+    """FedAvg whose client 2 crashes."""
+
+    def client(self, mine: Groups, down: Message, site: Site) -> ClientRun:
+        if site.client == 2:
+            raise RuntimeError("no power")
+        return (yield from super().client(mine, down, site))
+
+
 # --- what the server sees ------------------------------------------------------------------------------------------------------------
 
 
@@ -171,6 +233,9 @@ def test_the_run_says_how_it_was_protected(tmp_path: Path) -> None:
         "threshold": 3, "bits": 32, "fraction_bits": 26, "range": 4.0, "error_of_sum": 4 * 2.0**-26, "survivors": 4, "recovered": 0,
         "clamped": 0,
     }  # fmt: skip
+    told = finish.summary["secure_sum"]
+    assert (told["rounds"], told["threshold"], told["recovered_dropouts"], told["error_of_sum"]) == (1, 3, 0, 4 * 2.0**-26)
+    assert "no differential privacy" in told["note"] and finish.summary["privacy"] is None
 
 
 # --- bytes (spec/wire.md 2.2, W7) -----------------------------------------------------------------------------------------------------

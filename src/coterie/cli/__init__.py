@@ -21,7 +21,7 @@ COMMANDS = {
     "data": "inspect, check, partition, build leaf: a data set and its clients",
     "compare": "a table of finished runs with significance",
     "report": "write report.html again",
-    "privacy": "audit: what can be shown against a claimed epsilon",
+    "privacy": "plan, account, audit: noise for a promise, what a run has spent, what can be shown against it",
 }
 
 
@@ -144,16 +144,19 @@ def data_command(words: list[str]) -> int:
 
 
 def privacy_command(words: list[str]) -> int:
+    from coterie.cli.privacy import account_command, account_privacy, plan_command, plan_privacy
     from coterie.cli.privacy_audit import audit_command, privacy_audit
 
-    commands: dict[str, Callable[[list[str]], int]] = {"audit": audit_command}
+    commands: dict[str, tuple[Callable[[list[str]], int], Callable[..., int]]] = {
+        "plan": (plan_command, plan_privacy), "account": (account_command, account_privacy), "audit": (audit_command, privacy_audit),
+    }  # fmt: skip
     if not words or words[0] in ("-h", "--help"):
-        print_rows({"coterie privacy audit": first_line(privacy_audit)})
+        print_rows({f"coterie privacy {name}": first_line(explained) for name, (_, explained) in commands.items()})
         return 0
     name, *rest = words
     if name not in commands:
         raise ValueError(f"Unknown command 'privacy {name}'. {nearest(name, list(commands))}")
-    return commands[name](rest)
+    return commands[name][0](rest)
 
 
 def compare_command(words: list[str]) -> int:

@@ -48,6 +48,8 @@ def describe(
         "metrics": {"main": world.metric.main, "directions": dict(world.metric.directions)},
         "population": population_record(world.population),
         "privacy": None if guards.clip is None and guards.secure is None else asdict(guards),
+        "reduce": knobs(world.reduce),
+        "attack": None if world.attack is None else {**knobs(world.attack), "attackers": sorted(world.attackers)},
     }
 
 
@@ -80,7 +82,7 @@ def client_rows(
             if client < 0:
                 continue
             parts = population.parts[client]
-            size = len(parts.test if split == "test" else parts.validation)
+            size = len(getattr(parts, split))
             head = {"round": round, "model": model, "split": split, "client": client, "name": population.names[client]}
             yield {**head, "examples": size, **values}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from coterie.attacks.poison import Attack
 from coterie.data.examples import Population
 from coterie.engine.answers import Context, conclude
 from coterie.engine.backend import Backend, EvaluateJob, World
@@ -23,9 +24,11 @@ from coterie.engine.folder import RunFolder, evaluation_lines, plain, read_json,
 from coterie.engine.graph import Graph
 from coterie.engine.horizon import Horizon
 from coterie.engine.loop import Loop
+from coterie.engine.poisoning import honest_only, poisoned, told_of, told_of_run
 from coterie.engine.pool import Pool
 from coterie.engine.record import client_rows, describe
-from coterie.engine.round import RoundResult, RoundRunner, Rules, TooFew, hub_of, row_of, with_server_rows
+from coterie.engine.round import RoundRunner, hub_of, row_of, with_server_rows
+from coterie.engine.round_result import RoundResult, Rules, TooFew
 from coterie.engine.settings import Settings
 from coterie.engine.spending import Account
 from coterie.engine.stacked import Stacked
@@ -37,6 +40,8 @@ from coterie.metrics.metric import Metric
 from coterie.models.net import Net
 from coterie.privacy.guards import Guards
 from coterie.randomness import Key
+from coterie.reduce.mean import Mean
+from coterie.reduce.seam import Reduce
 from coterie.states import ClientId, ServerState
 
 _EVALUATED_BY_DEFAULT = 200
@@ -67,11 +72,12 @@ class Runner:
 
     def __init__(
         self, plan: Plan, population: Population, net: Net, metric: Metric, path: Path, *, guards: Guards,
-        settings: Settings, watcher: Watcher, about: Mapping[str, Any],
+        reduce: Reduce, attack: Attack | None, settings: Settings, watcher: Watcher, about: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.settings, self.guards, self.watcher, self.about = settings, guards, watcher, about
         device, dtype = choose_device(settings.devices), set_precision(settings.precision)
-        self.world = World(plan, placed(population, device, dtype), net.to(device, dtype), metric, settings.seed)
+        whole = placed(poisoned(population, attack, settings.seed), device, dtype)
+        self.world = World(plan, whole, net.to(device, dtype), metric, settings.seed, reduce, attack)
         self.device = device
         sizes = [len(parts.train) for parts in population.parts]
         self.choice = choose_backend(settings, plan, net.params, sizes)
@@ -84,7 +90,7 @@ class Runner:
         self.progress = Progress()
         self.bytes_total = 0
         self.cohort_size = 0  # of the last round
-        self.account = Account(path, guards, len(population))
+        self.account = Account(path, guards, len(population), attacked=attack is not None)
         self.horizon = Horizon(self.world, self.account)
         check_world(self.world, guards, settings)
 
@@ -166,7 +172,7 @@ class Runner:
         self.cohort_size = len(result.returned) + len(result.left_out)
         scores, unscored = self.evaluate(backend, phase, round, result) if self.evaluated(index) else ({}, {})
         head = {"round": index + 1, "phase": phase.name}
-        lines = evaluation_lines(scores, self.world.metric.directions, head)
+        lines = evaluation_lines(honest_only(scores, self.world.attackers), self.world.metric.directions, head)
         ledgers = [*(few.result.ledger for few in lost), result.ledger]  # what a repeated round sent has crossed all the same
         up, down = (sum(ledger.total(way) for ledger in ledgers) for way in WAYS)
         self.bytes_total += up + down
@@ -176,13 +182,13 @@ class Runner:
         void: list[dict[str, Any]] = [] if result.void is None else [{**head, "event": "round_void", "reason": result.void}]
         repeated = [line for few in lost for line in self.lost(head, few)]
         spent = self.account.told()
-        numbers = {name: _mean([m[name] for m in result.metrics if name in m]) for name in _names(result.metrics)}
+        numbers = _means(result.metrics)
         self.folder.lines("wire.jsonl", [entry for ledger in ledgers for entry in ledger.entries()])
         self.folder.lines("metrics.jsonl", [*lines, *repeated, *void, *told, {
             **head, "event": "round", "seconds": seconds, "bytes_up": up, "bytes_down": down,
             "cohort": self.cohort_size, "returned": len(result.returned),
             "train_loss": next((v for n, v in numbers.items() if n.endswith("/objective")), None), "train": numbers,
-            "kept_bytes": result.kept_bytes, **({"clip": used_clip} if self.guards.follows else {}),
+            "kept_bytes": result.kept_bytes, **told_of(result.tampered), **({"clip": used_clip} if self.guards.follows else {}),
             **({"secure_sum": result.secure} if result.secure else {}), **spent,
         }])  # fmt: skip
         self.folder.clients(client_rows(scores, self.world.population, index + 1))
@@ -331,24 +337,26 @@ class Runner:
         summary = summarise_run(
             self.folder, self.world.metric, about=self.about, seed=self.settings.seed, rounds=self.progress.round,
             clients=len(self.world.population), seconds=self.progress.seconds, backend=self.choice.backend,
-            privacy=self.account.summary(), stopped=stopped,
+            privacy=self.account.summary(), secure=self.guards.secure, stopped=stopped,
         )  # fmt: skip
+        summary = told_of_run(summary, self.world, self.folder.read("metrics.jsonl"))
         write_json(self.path / "summary.json", summary)
         return Finish(self.path, summary, self.state, self.store.clients)
 
 
 def run(
     plan: Plan, population: Population, *, net: Net, metric: Metric, out: Path | str, guards: Guards = Guards(),
-    settings: Settings = Settings(), watcher: Watcher | None = None, about: Mapping[str, Any] | None = None,
-    resume: bool = False,
+    reduce: Reduce = Mean(), attack: Attack | None = None, settings: Settings = Settings(), watcher: Watcher | None = None,
+    about: Mapping[str, Any] | None = None, resume: bool = False,
 ) -> Finish:  # fmt: skip
-    """Run a plan over a population and leave a run folder at `out`."""
+    """Run a plan over a population and leave a run folder at `out`. With an `attack` some clients poison the run."""
     path = Path(out)
     if not resume and path.exists() and any(path.iterdir()):
         raise ValueError(f"The folder '{path}' is not empty. Choose another --out, or go on with: coterie run --resume {path}")
     runner = Runner(
-        plan, population, net, metric, path, guards=guards, settings=settings, watcher=watcher or Silent(), about=about or {}
-    )
+        plan, population, net, metric, path, guards=guards, reduce=reduce, attack=attack, settings=settings,
+        watcher=watcher or Silent(), about=about or {},
+    )  # fmt: skip
     runner.start(resume=resume)
     return runner.run()
 
@@ -367,9 +375,6 @@ def placed(population: Population, device: torch.device, dtype: torch.dtype) -> 
     return population.moved(lambda c: c.to(device, dtype if c.is_floating_point() else None), decoded=decoded)
 
 
-def _names(rows: list[Mapping[str, float]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _means(rows: list[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: sum(found) / len(found) for name in names if (found := [row[name] for row in rows if name in row])}

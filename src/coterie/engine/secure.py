@@ -51,8 +51,8 @@ class SecureRound:
     def sends(self, client: ClientId) -> bool:
         return self.protocol.sends(client)
 
-    def add(self, client: ClientId, message: Message) -> None:
-        """Encode, mask and send what the guards left of a client's Message."""
+    def add(self, client: ClientId, message: Message, *, attacks: bool = False) -> None:
+        """Encode, mask and send what the guards left of a client's Message; an attacker takes all of the range that there is."""
         if self.guards.private:  # holds a clip(Delta) + noise and a + noise already
             groups, weight = message.groups, float(message.weight if message.weight is not None else 1.0)
         else:
@@ -62,7 +62,7 @@ class SecureRound:
             groups = {**groups, BIT: scale(groups[BIT], self.guards.bit_scale)}
         vector = self.layout.vector(groups, weight * self.guards.weight_scale)
         try:
-            encoded, clamped = self.code.encode(vector, self.rounding.uniform(vector.size), clamp=self.guards.private)
+            encoded, clamped = self.code.encode(vector, self.rounding.uniform(vector.size), clamp=self.guards.private or attacks)
         except ValueError as error:
             raise Refused(f"kept its vector back: {error}") from error
         self.clamped += clamped

@@ -27,10 +27,11 @@ RELEASES = "releases.jsonl"
 class Account:
     """The releases of one run: what was spent, what a next attempt would add, and whether the budget allows it."""
 
-    def __init__(self, path: Path, guards: Guards, num_clients: int) -> None:
+    def __init__(self, path: Path, guards: Guards, num_clients: int, *, attacked: bool = False) -> None:
         self.path = path / RELEASES
         self.guards = guards
         self.num_clients = num_clients
+        self.attacked = attacked
         self.spending = Spending(guards.budget or Budget())
         self.attempts = 0
         self.charged = 0  # the last round of this process that is charged
@@ -97,6 +98,8 @@ class Account:
         """Why no epsilon may be claimed, whatever the noise; None where it may."""
         if self.guards.audit_seed is not None:
             return "the noise has an audit seed, so it can be repeated and protects nobody"
+        if self.attacked:
+            return "the run was attacked, and attackers run no guard, so it is not private"
         return None
 
     def told(self) -> dict[str, Any]:
@@ -113,7 +116,8 @@ class Account:
             return None
         done: dict[str, Any] = {"clip": guards.clip, "noise": guards.noise, "split": guards.split}
         if not guards.private:
-            return {**done, "epsilon": None, "note": "clipped, without noise: no epsilon is claimed"}
+            attacked = f"; {self.protects_nobody}" if self.attacked else ""
+            return {**done, "epsilon": None, "note": f"clipped, without noise: no epsilon is claimed{attacked}"}
         if (why := self.protects_nobody) is not None:
             return {**done, "epsilon": None, "note": f"clipped and noised, no epsilon is claimed: {why}"}
         views, name = self.spending.views(), self.spending.headline()

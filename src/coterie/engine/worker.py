@@ -139,7 +139,7 @@ class PackedPopulation:
 
     head: Population
     tables: list[dict[str, torch.Tensor]]
-    views: list[list[tuple[int, np.ndarray, Any]]]
+    views: list[dict[str, tuple[int, np.ndarray, Any]]]
 
     @classmethod
     def of(cls, population: Population) -> PackedPopulation:
@@ -147,14 +147,14 @@ class PackedPopulation:
         tables = shared.tables()
         place = {id(table): i for i, table in enumerate(tables)}
         views = [
-            [(place[id(v.columns)], v.index.numpy(), v.decode) for v in (parts.train, parts.validation, parts.test)]
+            {name: (place[id(v.columns)], v.index.numpy(), v.decode) for name, v in vars(parts).items() if v is not None}
             for parts in shared.parts
         ]
         return cls(replace(population, parts=[], names=(), public={}, central_test=None), tables, views)
 
     def unpacked(self) -> Population:
         parts = [
-            ClientParts(*(View(self.tables[table], torch.from_numpy(index), decode) for table, index, decode in client))
+            ClientParts(**{name: View(self.tables[table], torch.from_numpy(index), decode) for name, (table, index, decode) in client.items()})
             for client in self.views
         ]
         return replace(self.head, parts=parts, names=tuple(str(i) for i in range(len(parts))))

@@ -62,7 +62,7 @@ def planned(scheme: Scheme, noise: float, rounds: int, budget: Budget = Budget()
 
 
 def noise_for(budget: Budget, scheme: Scheme, rounds: int) -> float:
-    """The smallest noise multiplier with which so many rounds stay within the budget (to a ten-thousandth, from above).
+    """The smallest noise multiplier with which so many rounds stay within the budget, to five figures, from above.
 
     Where an adaptive clip adds a part of its own, that part stays as it is.
     """
@@ -75,7 +75,9 @@ def noise_for(budget: Budget, scheme: Scheme, rounds: int) -> float:
         )
     # Rényi numbers are cheap and at most some ten percent off: they say where to look with the accountant that counts
     start = _crossing(lambda z: epsilon_of(_with_noise(replace(budget, accountant="rdp"), scheme, z, rounds)), target, 1.0)
-    return _crossing(lambda z: epsilon_of(_with_noise(budget, scheme, z, rounds)), target, start)
+    noise = _crossing(lambda z: epsilon_of(_with_noise(budget, scheme, z, rounds)), target, start)
+    unit = 10.0 ** (math.floor(math.log10(noise)) - 4)
+    return float(f"{math.ceil(noise / unit) * unit:.5g}")  # as one prints it, so that the printed number keeps the promise
 
 
 def rounds_for(budget: Budget, scheme: Scheme, noise: float) -> int:

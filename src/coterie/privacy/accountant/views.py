@@ -58,7 +58,13 @@ class View:
         """The number as a person reads it."""
         if self.epsilon is None:
             return "no number" if self.reason is None else f"no number: {self.reason}"
-        return f"{self.epsilon:,.2f}" if self.epsilon < 1000 else f"{self.epsilon:,.0f}"
+        return self.number(self.epsilon)
+
+    @staticmethod
+    def number(epsilon: float) -> str:
+        """Never rounded down: a promise must not look better than it is."""
+        decimals = 4 if epsilon < 100 else 2 if epsilon < 1000 else 0
+        return f"{math.ceil(epsilon * 10**decimals - 1e-9) / 10**decimals:,.{decimals}f}"
 
 
 def one_message(release: Release) -> float:
