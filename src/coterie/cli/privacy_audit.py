@@ -52,7 +52,7 @@ def privacy_audit(
     --mechanism     one release of the guards, of the guards with discrete noise, or PrivFedTalk's mean as printed, which claims naively (default: guards)
     --noise         sigma: noise of one client's guarantee, in units of the clip
     --clip          norm that updates are cut to
-    --clients       honest clients (default: 1 beside the canary, 19 for isfa-literal, 20 in a training)
+    --clients       honest clients beside the canaries (default: 1, 19 for isfa-literal, 20 in a training)
     --rate          chance to take part in a round of a training (default: 1, everybody)
     --rounds        of a training (default: 2)
     --delta         at which epsilon is stated
@@ -65,10 +65,10 @@ def privacy_audit(
     --json FILE     all numbers
     --picture FILE  scores and trade-off as SVG
     """
-    beside = 1 if kind == "mechanism" else 0  # the canary is one of them in a release, and comes on top in a training
     audit = Audit(
-        kind=kind, mechanism=mechanism, noise=noise, clip=clip, clients=None if clients is None else clients + beside, rate=rate,
-        rounds=rounds, delta=delta, canaries=canaries, runs=runs, observed=observed, secure_sum=secure_sum or None, fault=fault, confidence=confidence, seed=seed,
+        kind=kind, mechanism=mechanism, noise=noise, clip=clip, clients=clients, rate=rate,
+        rounds=rounds, delta=delta, canaries=canaries, runs=runs, observed=observed, secure_sum=secure_sum or None, fault=fault,
+        confidence=confidence, seed=seed,
     )  # fmt: skip
     found = perform(audit)
     if json is not None:

@@ -23,9 +23,13 @@ Kind = Literal["mechanism", "canary", "one-run"]
 Audited = Literal["guards", "discrete", "isfa-literal"]
 
 
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e3
+_FEWEST_CANARIES = 20
+
+
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What is audited and how. Fields that a kind does not know must be left at None."""
+    """What is audited and how; `clients` are honest ones. Fields that a kind does not know must be left at None."""
 
     kind: Kind = "mechanism"
     mechanism: Audited | None = None
@@ -51,6 +55,15 @@ class Audit:
                 raise ValueError(f"An audit of kind {self.kind} knows no {name}, found {getattr(self, name)}. Leave it out, or choose another kind.")
         if self.mechanism == "isfa-literal" and self.fault != "none":
             raise ValueError(f"isfa-literal needs no fault to be found out, found '{self.fault}'. Leave it out.")
+        if not _LEAST_NOISE <= self.noise <= _MOST_NOISE:
+            raise ValueError(
+                f"An audit needs a claim to hold against it: noise must lie in [{_LEAST_NOISE:g}, {_MOST_NOISE:g}], found {self.noise:g}. "
+                "Use for example 1."
+            )
+        if self.clients is not None and self.clients < 0:
+            raise ValueError(f"clients must be at least 0, found {self.clients}. Use for example 20.")
+        if self.canaries is not None and self.canaries < _FEWEST_CANARIES:
+            raise ValueError(f"An audit needs at least {_FEWEST_CANARIES} canaries, found {self.canaries}. Use for example 300.")
         if self.seed is not None and self.seed < 0:
             raise ValueError(f"A seed must be at least 0, found {self.seed}. Use for example 0.")
 
@@ -67,17 +80,17 @@ def of_a_mechanism(audit: Audit) -> Finding:
     """Many runs of one release."""
     runs = 10_000 if audit.runs is None else audit.runs
     if audit.mechanism == "isfa-literal":
-        clients = 20 if audit.clients is None else audit.clients
-        scores = literal_isfa_scores(noise=audit.noise, clients=clients, runs=runs, seed=audit.seed)
-        claim = gaussian_claim(naive_mu(audit.noise, clients), audit.delta, f"naive central view of {clients} clients")
+        honest = 19 if audit.clients is None else audit.clients
+        scores = literal_isfa_scores(noise=audit.noise, clients=honest + 1, runs=runs, seed=audit.seed)
+        claim = gaussian_claim(naive_mu(audit.noise, honest + 1), audit.delta, f"naive central view of {honest + 1} clients")
     else:
-        clients = 2 if audit.clients is None else audit.clients
+        honest = 1 if audit.clients is None else audit.clients
         scores = mechanism_scores(
-            noise=audit.noise, clip=audit.clip, clients=clients, runs=runs, fault=audit.fault, seed=audit.seed,
+            noise=audit.noise, clip=audit.clip, clients=honest + 1, runs=runs, fault=audit.fault, seed=audit.seed,
             mechanism="discrete" if audit.mechanism == "discrete" else "gaussian",
         )  # fmt: skip
         claim = claim_of(audit.noise, 1, 1.0, audit.delta)
-    about = {"clients": clients, "runs": runs, "mechanism": audit.mechanism or "guards"}
+    about = {"clients": honest, "runs": runs, "mechanism": audit.mechanism or "guards"}
     return finding(audit, claim, *scores, about)
 
 
