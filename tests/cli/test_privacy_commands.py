@@ -39,7 +39,7 @@ def numbers(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 def test_the_plan_and_the_account_agree(capsys: pytest.CaptureFixture[str]) -> None:
     plan = numbers(capsys, "plan", "--epsilon", "2", "--rounds", "20", "--rate", "0.1", "--clients", "300", "--accountant", "rdp")
     assert plan["views"]["amplified"]["epsilon"] == pytest.approx(2.0, rel=1e-3) and plan["views"]["amplified"]["epsilon"] <= 2.0
-    same = numbers(capsys, "account", "--noise", str(plan["noise"]), "--rate", "0.1", "--rounds", "20", "--accountant", "rdp")
+    same = numbers(capsys, "account", "--noise", str(plan["noise"]), "--rate", "0.1", "--rounds", "20", "--clients", "300", "--accountant", "rdp")
     assert same["views"] == plan["views"]
     assert {view["unit"] for view in plan["views"].values()} == {"one client's whole data set"}
     own = [row for row in plan["trade"] if row["noise"] == plan["noise"] and row["rounds"] == 20]

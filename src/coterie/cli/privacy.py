@@ -13,7 +13,7 @@ from rich.text import Text
 
 from coterie.cli.show import console, function_help, wants_help
 from coterie.options import options_of, parse
-from coterie.privacy.accountant import Accountant, Budget, Scheme, Spending, View, ViewName, noise_for, planned
+from coterie.privacy.accountant import Accountant, Budget, Scheme, View, ViewName, noise_for, planned
 from coterie.privacy.release import Sampling, Split
 
 Trade = dict[float, dict[int, float | None]]
@@ -75,23 +75,23 @@ def plan_privacy(
     assert epsilon is not None and rounds is not None and rate is not None
     budget = Budget(epsilon=epsilon, delta=delta, view=view, accountant=accountant)
     check_clients(delta, clients)
-    scheme = Scheme(rate=rate, sampling=sampling, split=split, min_cohort=min_cohort, secure=secure, participations=participations)
+    scheme = Scheme(rate=rate, sampling=sampling, split=split, min_cohort=min_cohort, secure=secure, participations=participations, clients=clients)
     noise = noise_for(budget, scheme, rounds)
-    spending = planned(scheme, noise, rounds, budget)
+    views = planned(scheme, noise, rounds, budget).views(sizes=True)
     trade = trade_of(budget, scheme, noise, rounds)
     if picture is not None:
         write(picture, picture_of(trade, budget, rate), "the picture")
     content = {
         "epsilon": epsilon, "delta": delta, "rounds": rounds, "rate": rate, "clients": clients, "view": view, "sampling": sampling,
         "split": split, "min_cohort": min_cohort, "participations": participations, "accountant": accountant, "noise": noise,
-        "views": {name: found.to_json() for name, found in spending.views().items()},
+        "views": {name: found.to_json() for name, found in views.items()},
         "trade": [{"noise": z, "rounds": n, "epsilon": eps} for z, by_rounds in trade.items() for n, eps in by_rounds.items()],
     }  # fmt: skip
     if told_as_json(json, content):
         return 0
     say(f"Noise multiplier {noise:.5g} keeps {rounds:,} rounds within epsilon {epsilon:g} at delta {delta:g} ({view} view).")
     say(noise_words(noise, scheme, clients))
-    console.print(views_table(spending))
+    tell_views(views)
     console.print(trade_table(trade, rounds))
     if picture is not None:
         say(f"Picture: {picture}")
@@ -142,17 +142,18 @@ def account_privacy(
     check_clients(budget.delta, clients)
     scheme = Scheme(
         rate=rate, sampling=sampling, split=split, min_cohort=min_cohort, secure=secure, participations=participations, clip_noise=clip_noise,
+        clients=clients,
     )  # fmt: skip
-    spending = planned(scheme, noise, rounds, budget)
+    views = planned(scheme, noise, rounds, budget).views(sizes=True)
     content = {
         "noise": noise, "rate": rate, "rounds": rounds, "delta": budget.delta, "sampling": sampling, "split": split, "min_cohort": min_cohort,
         "participations": participations, "clip_noise": clip_noise, "accountant": budget.accountant,
-        "views": {name: found.to_json() for name, found in spending.views().items()},
+        "views": {name: found.to_json() for name, found in views.items()},
     }  # fmt: skip
     if told_as_json(json, content):
         return 0
     say(f"{rounds:,} rounds with noise {noise:g} at rate {rate:g}, delta {budget.delta:g}:")
-    console.print(views_table(spending))
+    tell_views(views)
     return 0
 
 
@@ -184,22 +185,21 @@ def noise_words(noise: float, scheme: Scheme, clients: int | None) -> str:
     return f"{words} The mean of about {cohort:,.0f} clients then carries {mean:.3g} clips; each client alone moves it by {1 / max(cohort, 1.0):.3g}."
 
 
-def views_table(spending: Spending) -> Table:
-    table = Table(title=f"Unit: one client's whole data set; delta {spending.budget.delta:g}", title_justify="left", title_style="")
+def tell_views(views: Mapping[ViewName, View]) -> None:
+    """The three views as a table, and what the amplified one becomes where the sizes of cohorts are known."""
+    table = Table(title=f"Unit: one client's whole data set; delta {views['local'].delta:g}", title_justify="left", title_style="")
     for name in ("view", "epsilon", "if a client's data is", "against", "only if"):
         table.add_column(name)
-    for view in spending.views().values():
-        table.add_row(view.name, Text(_both(view)), relation_words(view), view.against, view.only_if or "")
-    return table
-
-
-def relation_words(view: View) -> str:
-    replaced = "replaced" in view.relation
-    return "replaced" if replaced else "added or removed" + ("\n(replaced)" if view.replaced_epsilon is not None else "")
-
-
-def _both(view: View) -> str:
-    return view.told() + (f"\n({View.number(view.replaced_epsilon)})" if view.replaced_epsilon is not None else "")
+    for view in views.values():
+        table.add_row(view.name, Text(view.told()), "replaced" if "replaced" in view.relation else "added or removed", view.against, view.only_if or "")
+        if view.replaced_epsilon is not None:
+            table.add_row("", Text(View.number(view.replaced_epsilon)), "replaced", "", "")
+    console.print(table)
+    if (known := views["amplified"].sizes_known_epsilon) is not None:
+        say(
+            f"Amplified, for a reader who also knows the size of every cohort (the noise in a model hints at it): "
+            f"{View.number(known)} if a client's data is replaced."
+        )
 
 
 def trade_table(trade: Trade, rounds: int) -> Table:

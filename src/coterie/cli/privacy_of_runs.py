@@ -7,12 +7,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.cli.privacy import say, told_as_json, views_table
-from coterie.cli.show import console
+from coterie.cli.privacy import say, tell_views, told_as_json
 from coterie.engine.spending import RELEASES, read_attempts
-from coterie.privacy.accountant import Accountant, Budget, Spending
+from coterie.privacy.accountant import Accountant, Budget, Spending, View
 from coterie.report.read import find_runs
-from coterie.report.records import Record, read_record, record
+from coterie.report.records import Record, read_record, record, records
 
 SHARED = "fedxds.json"  # what a recipe that shares examples says of their own guarantee
 
@@ -30,16 +29,17 @@ def account_runs(folders: list[Path], delta: float | None, accountant: Accountan
 
 def account_of(path: Path, delta: float | None, accountant: Accountant | None) -> dict[str, Any]:
     """What one run did to its messages, and what that promises."""
-    guards = record(read_record(path / "run.json"), "privacy")
+    info = read_record(path / "run.json")
+    guards = record(info, "privacy")
     account: dict[str, Any] = {"guards": guards or None, "releases": 0, "views": None, "why": why_nothing(guards), "examples": shared_by(path)}
     attempts = read_attempts(path / RELEASES)
     if not attempts:
         return account
     budget = budget_of(guards)
     budget = replace(budget, delta=budget.delta if delta is None else delta, accountant=accountant or budget.accountant)
-    spending = Spending(budget, attempts.values())
-    taken = {name: view.to_json() for name, view in spending.views().items()}
-    return {**account, "releases": spending.num_releases, "budget": asdict(budget), "participations": spending.most_participations, "views": taken}
+    spending = Spending(budget, attempts.values(), len(records(record(info, "population"), "clients")) or None)
+    views = {name: view.to_json() for name, view in spending.views(sizes=True).items()}
+    return {**account, "releases": spending.num_releases, "budget": asdict(budget), "participations": spending.most_participations, "views": views}
 
 
 def budget_of(guards: Record) -> Budget:
@@ -72,9 +72,8 @@ def tell(path: Path, account: Mapping[str, Any]) -> None:
     if account["why"]:
         say(account["why"])
     if account["views"] is not None:
-        attempts = read_attempts(path / RELEASES)
         say(f"{account['releases']:,} attempts of rounds left clients; the client that sent most sent {account['participations']:,} messages.")
-        console.print(views_table(Spending(Budget(**account["budget"]), attempts.values())))
+        tell_views({name: View(**view) for name, view in account["views"].items()})
     if account["examples"] is not None:
         tell_examples(account["examples"])
 

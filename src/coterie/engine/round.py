@@ -258,7 +258,7 @@ class RoundRunner:
         if client not in self.ambush:
             self.left.add(client)
             self.result.ledger.count("up", message)
-        if outcome.unusable is not None and client not in self.silenced:
+        if outcome.unusable is not None and not self.rules.guards.private:  # under noise staying away would tell of its data
             self.result.left_out.append((client, outcome.unusable))
             return None
         return message

@@ -32,7 +32,7 @@ class Account:
         self.guards = guards
         self.num_clients = num_clients
         self.attacked = attacked
-        self.spending = Spending(guards.budget or Budget())
+        self.spending = Spending(guards.budget or Budget(), num_clients=num_clients)
         self.attempts = 0
         self.charged = 0  # the last round of this process that is charged
         self._begun: dict[int, Release] = {}
@@ -120,7 +120,7 @@ class Account:
             return {**done, "epsilon": None, "note": f"clipped, without noise: no epsilon is claimed{attacked}"}
         if (why := self.protects_nobody) is not None:
             return {**done, "epsilon": None, "note": f"clipped and noised, no epsilon is claimed: {why}"}
-        views, name = self.spending.views(), self.spending.headline()
+        views, name = self.spending.views(sizes=True), self.spending.headline()
         head = views[name]
         return {
             **done, "epsilon": head.epsilon, "delta": head.delta, "view": name, "unit": head.unit, "relation": head.relation,

@@ -53,7 +53,9 @@ def _views_table(privacy: Record) -> str:
         rows.append([*cells, *(markup.Cell(text(view, key), wrap=True) for key in ("relation", "against", "only_if"))])
     if not rows:
         return ""
-    unit = f"Unit: {text(privacy, 'unit')}; delta {text(privacy, 'delta')}. Each row holds against its reader only, and only if the last column does."
+    known = as_number(record(views, "amplified").get("sizes_known_epsilon"))
+    sizes = f" A reader of the models who also knows every cohort's size: {epsilon_words(known)} if replaced." if known is not None else ""
+    unit = f"Unit: {text(privacy, 'unit')}; delta {text(privacy, 'delta')}. Each row holds against its reader only, and only if the last column does.{sizes}"
     head = ["view", "epsilon", "if", "against", "only if"]
     return markup.table(head, rows, words=1) + markup.paragraph(unit, "note")
 

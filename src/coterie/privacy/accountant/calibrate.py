@@ -22,7 +22,7 @@ class Scheme:
     """Equal rounds that are planned: everything but the noise and how many.
 
     `participations`: rounds in which the most frequent client takes part; every round unless one knows better. The local
-    and the central view charge by it; the amplified one charges every round.
+    and the central view charge by it; the amplified one charges every round. `clients`: all there are, where one knows.
     """
 
     sampling: Sampling = "poisson"
@@ -32,6 +32,7 @@ class Scheme:
     secure: bool = False
     clip_noise: float | None = None
     participations: int | None = None
+    clients: int | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.rate <= 1.0:
@@ -53,11 +54,13 @@ def planned(scheme: Scheme, noise: float, rounds: int, budget: Budget = Budget()
         participants=(0,), secure=scheme.secure, clip_noise=scheme.clip_noise,
     )  # fmt: skip
     taking_part = rounds if scheme.participations is None else min(scheme.participations, rounds)
-    spending = Spending(budget)
+    spending = Spending(budget, num_clients=scheme.clients)
     if taking_part:
         spending.add(release, taking_part)
     if rounds > taking_part:
         spending.add(replace(release, participants=()), rounds - taking_part)
+    if scheme.clients is not None:
+        spending.expect_size(release, max(scheme.min_cohort, round(scheme.rate * scheme.clients)), rounds)
     return spending
 
 
