@@ -60,7 +60,7 @@ def measure(clients: int, parameters: int, dropout: float, neighbours: int | Non
     total = protocol.close()
     timed("unmask", start)
     came = clients - len(silent)
-    traffic = protocol.traffic
+    traffic, holders = protocol.traffic, settings.holders(clients)
     plain, masked = came * (4 * parameters + 8), traffic.total("up", ("vector",))
     keys_up, keys_down = traffic.total("up", KEY_TRAFFIC), traffic.total("down", KEY_TRAFFIC)
     return {
@@ -68,11 +68,22 @@ def measure(clients: int, parameters: int, dropout: float, neighbours: int | Non
         "threshold": protocol.server.threshold, "seconds": wall, "cpu_seconds": sum(cpu.values()),
         **{f"cpu_seconds_{name}": value for name, value in cpu.items()},
         "plain_upload_bytes": plain, "masked_upload_bytes": masked, "masked_over_plain": masked / plain,
-        "key_traffic_up_bytes": keys_up, "key_traffic_down_bytes": keys_down, "key_traffic_up_per_client": keys_up / clients,
+        "key_traffic_up_bytes": keys_up, "key_traffic_up_by_formula": by_formula(64, 100, 40, settings, clients, came),
+        "key_traffic_down_bytes": keys_down, "key_traffic_down_by_formula": by_formula(64 * holders, 100, 8, settings, clients, came),
+        "key_traffic_up_per_client": keys_up / clients,
         "upload_with_keys_over_plain": (masked + keys_up) / plain, "peak_resident_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "equals_fixed_point_sum": bool((total == encoded_sum).all()),
         "largest_error": float(np.abs(code.decode(total) - real_sum).max()), "stated_error": code.error + 2.0**-53 * float(np.abs(real_sum).max()),
     }  # fmt: skip
+
+
+def by_formula(keys: int, pair: int, share: int, settings: SecureSum, clients: int, came: int) -> int:
+    """SA_up or SA_down: keys and sealed pairs of everybody, one share for each neighbour (and itself) of those who came.
+
+    Down, the real messages hold more: 8 bytes beside each key that say whose it is, and a count of 4 in every request.
+    """
+    holders = settings.holders(clients)
+    return clients * (keys + pair * (holders - 1)) + came * share * holders
 
 
 def main() -> None:

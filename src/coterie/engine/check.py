@@ -8,7 +8,7 @@ from typing import Any
 from coterie.attacks.poison import Attack
 from coterie.data.examples import Population
 from coterie.engine.backend import World
-from coterie.engine.choose import choose_backend, choose_device
+from coterie.engine.choose import choose_backend
 from coterie.engine.poisoning import poisoned
 from coterie.engine.round import averages, hub_of, row_of, with_server_rows
 from coterie.engine.secure import fixed_point
@@ -32,7 +32,6 @@ def check(
     reduce: Reduce = Mean(), attack: Attack | None = None,
 ) -> None:  # fmt: skip
     """Refuse what `run` would refuse, and what every client would refuse in its first round. Writes and trains nothing."""
-    choose_device(settings.devices)
     world = World(plan, poisoned(population, attack, settings.seed), net, metric, settings.seed, reduce, attack)
     choose_backend(settings, plan, net.params, [len(parts.train) for parts in population.parts])
     check_world(world, guards, settings)

@@ -37,9 +37,7 @@ def describe(
         "rounds": total,
         "seed": settings.seed,
         "settings": asdict(settings),
-        "backend": choice.backend,
-        "backend_reason": choice.reason,
-        "workers": choice.workers,
+        **chosen(choice),
         "device": str(device),
         "precision": settings.precision,
         "versions": {"coterie": version("coterie"), "torch": torch.__version__, "python": platform.python_version()},
@@ -51,6 +49,11 @@ def describe(
         "reduce": knobs(world.reduce),
         "attack": None if world.attack is None else {**knobs(world.attack), "attackers": sorted(world.attackers)},
     }
+
+
+def chosen(choice: Choice) -> dict[str, Any]:
+    at_once = {"clients_at_once": choice.width} if choice.backend == "stacked" else {}
+    return {"backend": choice.backend, "backend_reason": choice.reason, "workers": choice.workers, **at_once}
 
 
 def population_record(population: Population) -> dict[str, Any]:

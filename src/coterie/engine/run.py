@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,20 @@ from coterie.engine.answers import Context, conclude
 from coterie.engine.backend import Backend, EvaluateJob, World
 from coterie.engine.check import check_history, check_same, check_world
 from coterie.engine.checkpoint import CheckpointStore, Progress, commit
-from coterie.engine.choose import after_a_round, choose_backend, choose_device, set_precision
+from coterie.engine.choose import choose_backend
 from coterie.engine.client import Failure, failure
+from coterie.engine.devices import main_device, prepared, set_precision
 from coterie.engine.evaluate import score_predictor
 from coterie.engine.folder import RunFolder, evaluation_lines, plain, read_json, write_json
-from coterie.engine.graph import Graph
 from coterie.engine.horizon import Horizon
-from coterie.engine.loop import Loop
 from coterie.engine.poisoning import honest_only, poisoned, told_of, told_of_run
-from coterie.engine.pool import Pool
-from coterie.engine.record import client_rows, describe
+from coterie.engine.record import chosen, client_rows, describe
 from coterie.engine.round import RoundRunner, hub_of, row_of, with_server_rows
 from coterie.engine.round_result import RoundResult, Rules, TooFew
 from coterie.engine.settings import Settings
 from coterie.engine.spending import Account
-from coterie.engine.stacked import Stacked
 from coterie.engine.summary import summarise_run
+from coterie.engine.switch import Switch
 from coterie.engine.watcher import Silent, Watcher
 from coterie.engine.wire import WAYS
 from coterie.method import Phase, Plan, Round
@@ -75,9 +73,9 @@ class Runner:
         reduce: Reduce, attack: Attack | None, settings: Settings, watcher: Watcher, about: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.settings, self.guards, self.watcher, self.about = settings, guards, watcher, about
-        device, dtype = choose_device(settings.devices), set_precision(settings.precision)
+        device, dtype = main_device(settings.devices, settings.backend), set_precision(settings.precision)
         whole = placed(poisoned(population, attack, settings.seed), device, dtype)
-        self.world = World(plan, whole, net.to(device, dtype), metric, settings.seed, reduce, attack)
+        self.world = World(plan, whole, prepared(net, device, settings.precision), metric, settings.seed, reduce, attack)
         self.device = device
         sizes = [len(parts.train) for parts in population.parts]
         self.choice = choose_backend(settings, plan, net.params, sizes)
@@ -90,6 +88,7 @@ class Runner:
         self.progress = Progress()
         self.bytes_total = 0
         self.cohort_size = 0  # of the last round
+        self.training = 0.0  # its seconds until it was evaluated
         self.account = Account(path, guards, len(population), attacked=attack is not None)
         self.horizon = Horizon(self.world, self.account)
         check_world(self.world, guards, settings)
@@ -118,7 +117,7 @@ class Runner:
     def run(self) -> Finish:
         if self.progress.round == self.total or self.horizon.stops_before(self.progress.round, self.progress.round):
             return self.finish()
-        backend = self.backend()
+        switch = Switch(self.world, self.settings, self.choice)
         threads = torch.get_num_threads()
         torch.set_num_threads(self.settings.threads)
         try:
@@ -127,46 +126,31 @@ class Runner:
                 for index in range(max(first, self.progress.round), first + phase.rounds):
                     if self.horizon.stops_before(index, index):
                         return self.finish()
-                    self.one_round(backend, phase, first, index)
-                    backend = self.reconsider(backend, left=first + phase.rounds - index - 1)
+                    self.one_round(switch.backend, phase, first, index)
+                    self.reconsider(switch, left=first + phase.rounds - index - 1)
                 first += phase.rounds
         except KeyboardInterrupt:
             self.watcher.note(f"Stopped; {self.store.saved} of {self.total} rounds are saved.")
             raise
         finally:
-            backend.close()
+            switch.close()
             torch.set_num_threads(threads)
         return self.finish()
 
-    def backend(self) -> Backend:
-        if self.choice.backend == "pool":
-            return Pool(self.world, self.choice.workers)
-        if self.choice.backend == "stacked":
-            return Stacked(self.world, self.settings.width)
-        if self.choice.backend == "graph":
-            return Graph(self.world)
-        return Loop(self.world, self.settings.order)
-
-    def reconsider(self, backend: Backend, *, left: int) -> Backend:
-        """Move to worker processes where the last round says that they pay: the numbers are the same."""
-        if self.cohort_size < 2:
-            return backend
-        found = after_a_round(self.choice, self.progress.seconds[-1], left)
-        if found.backend == self.choice.backend:
-            return backend
-        try:
-            backend, self.choice = Pool(self.world, found.workers), found
-        except ValueError as error:
-            self.choice = replace(self.choice, could_use=1, reason=f"worker processes could not start: {error}")
-        chosen = {"backend": self.choice.backend, "backend_reason": self.choice.reason, "workers": self.choice.workers}
-        write_json(self.path / "run.json", {**read_json(self.path / "run.json"), **chosen})
-        self.watcher.note(f"Backend {self.choice.backend}: {self.choice.reason}.")
-        return backend
+    def reconsider(self, switch: Switch, *, left: int) -> None:
+        """Another backend takes over where the last rounds say that it pays: the numbers are the same."""
+        told = switch.after(training=self.training, seconds=self.progress.seconds[-1], clients=self.cohort_size, left=left)
+        if told is None:
+            return
+        self.choice = switch.choice
+        write_json(self.path / "run.json", {**read_json(self.path / "run.json"), **chosen(self.choice)})
+        self.watcher.note(told)
 
     def one_round(self, backend: Backend, phase: Phase, first: int, index: int) -> None:
         started = time.perf_counter()
         used_clip = self.guards.at(self.progress.clip).clip
         result, lost = self.attempt(backend, phase, first, index)
+        self.training = time.perf_counter() - started
         round = self.horizon.round_at(index, result.returned)
         self.state = commit(self.store, result.state, result.rows, index + 1)
         self.progress.delivered = result.delivered
