@@ -111,6 +111,8 @@ class Runner:
         if self.progress.round < self.total:
             (self.path / "summary.json").unlink(missing_ok=True)  # of a run with fewer rounds, which now goes on
         write_json(self.path / "run.json", record)
+        if (missing := self.account.missing(phase.cohort for phase in self.world.plan)) is not None:
+            self.watcher.note(missing)
 
     def run(self) -> Finish:
         if self.progress.round == self.total or self.horizon.stops_before(self.progress.round, self.progress.round):
