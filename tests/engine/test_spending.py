@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from dataclasses import dataclass
@@ -187,3 +188,21 @@ def test_how_a_cohort_is_drawn() -> None:
     assert sampling_of(Fixed(1), 4) == ("fixed", 0.25)
     for everyone in (Everyone(), Named((0, 2)), Fixed(4), Poisson(1.0)):
         assert sampling_of(everyone, 4) == ("everyone", 1.0)
+
+
+def test_a_run_without_the_accountant_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Listens(Silent):
+        def __init__(self) -> None:
+            self.notes: list[str] = []
+
+        def note(self, text: str) -> None:
+            self.notes.append(text)
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    watcher = Listens()
+    finish = go(plan(1, Poisson(0.5)), tmp_path / "run", watcher=watcher)
+    assert any("No amplified epsilon will be told" in note and "pip install 'coterie[privacy]'" in note for note in watcher.notes)
+    views = finish.summary["privacy"]["views"]
+    assert views["amplified"]["epsilon"] is None and "dp-accounting" in views["amplified"]["reason"] and views["local"]["epsilon"] is not None
+    with pytest.raises(ValueError, match=r"The budget's amplified view can't be computed. It needs the package dp-accounting"):
+        go(plan(1, Poisson(0.5)), tmp_path / "stops", Guards(clip=1.0, noise=2.0, n_max=30, budget=Budget(epsilon=8.0)))

@@ -31,7 +31,8 @@ def account_of(path: Path, delta: float | None, accountant: Accountant | None) -
     """What one run did to its messages, and what that promises."""
     info = read_record(path / "run.json")
     guards = record(info, "privacy")
-    account: dict[str, Any] = {"guards": guards or None, "releases": 0, "views": None, "why": why_nothing(guards), "examples": shared_by(path)}
+    why = why_nothing(guards, record(info, "attack"))
+    account: dict[str, Any] = {"guards": guards or None, "releases": 0, "views": None, "why": why, "examples": shared_by(path)}
     attempts = read_attempts(path / RELEASES)
     if not attempts:
         return account
@@ -47,9 +48,11 @@ def budget_of(guards: Record) -> Budget:
     return Budget(**found) if found else Budget()  # type: ignore[arg-type]
 
 
-def why_nothing(guards: Record) -> str | None:
+def why_nothing(guards: Record, attack: Record) -> str | None:
     """Why no number is a promise of this run."""
-    if not guards:
+    if attack:
+        return "This run was attacked, and attackers run no guard: it is not private, and the numbers hold for nobody."
+    if not guards or guards.get("clip") is None:
         return "This run neither clipped nor noised its messages: nothing bounds what they reveal."
     if not guards.get("noise"):
         return "This run clipped its messages and added no noise: no epsilon."

@@ -10,7 +10,8 @@ from coterie.data.examples import Population
 from coterie.engine.backend import World
 from coterie.engine.choose import choose_backend
 from coterie.engine.poisoning import poisoned
-from coterie.engine.round import averages, hub_of, row_of, with_server_rows
+from coterie.engine.round import averages
+from coterie.engine.rows import hub_of, row_of, with_server_rows
 from coterie.engine.secure import fixed_point
 from coterie.engine.settings import Settings
 from coterie.engine.spending import check_budget

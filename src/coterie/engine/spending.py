@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,11 @@ class Account:
             return "the run was attacked, and attackers run no guard, so it is not private"
         return None
 
+    def missing(self, cohorts: Iterable[Cohort]) -> str | None:
+        """What a run with noise cannot tell here; None where it can tell everything."""
+        sampled = any(sampling_of(cohort, self.num_clients)[0] != "everyone" for cohort in cohorts if not isinstance(cohort, Nobody))
+        return f"No amplified epsilon will be told. {MISSING}" if self.guards.private and sampled and not available() else None
+
     def told(self) -> dict[str, Any]:
         """Epsilon of every view now and delta, for the log of a round; nothing without noise, or where nothing is protected."""
         if not self.spending.num_releases or self.protects_nobody:
@@ -126,7 +131,7 @@ class Account:
             **done, "epsilon": head.epsilon, "delta": head.delta, "view": name, "unit": head.unit, "relation": head.relation,
             "sampling": head.sampling, "accountant": head.accountant, "secure_sum": guards.secure is not None,
             "views": {name: view.to_json() for name, view in views.items()}, "releases": self.spending.num_releases,
-            "budget": self.budget, "note": note(head),
+            "budget": self.budget, "note": note(head, self.num_clients),
         }  # fmt: skip
 
     def _write(self, attempt: int, state: str, release: Release) -> None:
@@ -136,12 +141,13 @@ class Account:
             os.fsync(file.fileno())
 
 
-def note(view: View) -> str:
+def note(view: View, num_clients: int) -> str:
     """One sentence about the number that stands for the run."""
     if view.epsilon is None:
         return f"clipped and noised, not accounted: no epsilon is claimed, because {view.reason}"
     condition = f"; only if {view.only_if}" if view.only_if else ""
-    return f"epsilon {view.told()} at delta {view.delta:g}, {view.name} view: against {view.against}{condition}"
+    weak = f"; delta is not below 1 / clients = {1 / num_clients:.2g}, so this promises little" if view.delta >= 1.0 / num_clients else ""
+    return f"epsilon {view.told()} at delta {view.delta:g}, {view.name} view: against {view.against}{condition}{weak}"
 
 
 def sampling_of(cohort: Cohort, num_clients: int) -> tuple[Sampling, float]:

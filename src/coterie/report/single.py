@@ -6,6 +6,7 @@ import math
 import statistics
 
 from coterie.report import markup
+from coterie.report.attack import attack_words
 from coterie.report.media import media_section
 from coterie.report.privacy import epsilon_figure, privacy_words
 from coterie.report.records import Record, knob_words, record, records, text, whole
@@ -31,6 +32,7 @@ def run_page(run: Run, *, above: str = "") -> str:
         media_section(run),
         markup.section("Data", data_section([run])),
         markup.section("What it cost", cost_section(run)),
+        markup.section("Attack and reduction", attack_words(run)),
         markup.section("Privacy", privacy_words(run) + epsilon_figure(run)),
         markup.section("Left out and warnings", events_table(run.events)),
         markup.section("How it ran", _setup(run)),
