@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from coterie import methods as known_methods
@@ -103,4 +104,5 @@ def _world(net: str, seed: int, clients: int, beta: float, data_dir: str | None,
         "cifar10", clients=clients, partition="dirichlet", beta=beta, seed=seed, data_dir=data_dir, limit=limit, merge_test=True,
         check=False,  # one picture file, cut by rows: nothing that could be in two parts
     )  # fmt: skip
-    return population, seeded(seed, *{"cnn2": (cnn2, 3, 32, 10), "resnet8": (resnet8, 3, 10), "resnet18": (resnet18, 3, 10)}[net])
+    nets = {"cnn2": partial(cnn2, 3, 32, 10), "resnet8": partial(resnet8, 3, 10), "resnet18": partial(resnet18, 3, 10)}
+    return population, seeded(seed, nets[net])
