@@ -116,6 +116,12 @@ class Spending:
             return self.budget.view
         return "central" if self._secure else "local"
 
+    @property
+    def _hidden_messages(self) -> str:
+        if self._secure:
+            return "no more clients work with the server than the secure sum bears"
+        return "the server can be trusted: it saw every message (no secure sum)"
+
     def view(self, name: ViewName) -> View:
         if name == "amplified":
             return self._amplified()
@@ -128,7 +134,7 @@ class Spending:
             name=name, epsilon=epsilon, delta=self.budget.delta, relation=REPLACED if name == "local" else REMOVED,
             sampling=f"known, so nothing is amplified; the client that took part most did so {most:,} time{'' if most == 1 else 's'}",
             against=SEES[name], accountant=EXACT, replaced_epsilon=None if name == "local" else replaced,
-            only_if=None if name == "local" or self._secure else "the server can be trusted: it saw every message (no secure sum)",
+            only_if=None if name == "local" else self._hidden_messages,
             reason="a release carried no noise" if epsilon is None else None,
         )  # fmt: skip
 
@@ -138,10 +144,9 @@ class Spending:
         epsilon, relation, accountant, reason = self._amplified_epsilon()
         replaced = self.view("central").replaced_epsilon if used == ["everyone"] else None
         hidden = "who and how many take part stays hidden" if used and used != ["everyone"] else ""
-        trusted = "" if self._secure else "the server can be trusted: it saw every message (no secure sum)"
         return View(
             name="amplified", epsilon=epsilon, delta=self.budget.delta, relation=relation, sampling=words, against=SEES["amplified"],
-            accountant=accountant, replaced_epsilon=replaced, only_if=" and ".join(filter(None, [hidden, trusted])) or None, reason=reason,
+            accountant=accountant, replaced_epsilon=replaced, only_if=" and ".join(filter(None, [hidden, self._hidden_messages])), reason=reason,
         )  # fmt: skip
 
     def _amplified_epsilon(self) -> tuple[float | None, str, str, str | None]:
