@@ -63,6 +63,6 @@ class TrimmedMean(RobustReduce):
 
 def _in_the_middle(block: Tensor, start: int, end: int) -> Tensor:
     """The mean of the sorted values from `start` up to `end`, coordinate by coordinate."""
-    pieces = block.reshape(len(block), block[0].numel()).split(_COLUMNS, dim=1)
+    pieces = torch.split(block.reshape(len(block), block[0].numel()), _COLUMNS, dim=1)
     means = [piece.double().sort(dim=0).values[start:end].sum(0) / (end - start) for piece in pieces]
     return torch.cat(means).reshape(block.shape[1:])
