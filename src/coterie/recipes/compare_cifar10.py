@@ -14,8 +14,10 @@ from coterie.metrics.classification import Classification
 from coterie.models.net import Net
 from coterie.models.nets import cnn2
 from coterie.options import nearest
-from coterie.recipes.compare_digits import build_plan, check_cohort
+from coterie.privacy.guards import Guards
+from coterie.recipes.compare_digits import build_plan
 from coterie.recipes.population import build_population
+from coterie.recipes.private import Privacy, told
 from coterie.recipes.session import Session, seeded
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -30,7 +32,7 @@ def compare_cifar10(
     session: Session, *, methods: tuple[str, ...] = METHODS, rounds: int = 10, clients: int = 20, beta: float = 0.1,
     lrs: tuple[float, ...] = (0.01, 0.03, 0.1), seeds: tuple[int, ...] = (0, 1, 2), selection_seed: int = 100,
     momentum: float = 0.9, weight_decay: float = 5e-4, epochs: int = 1, batch_size: int = 64, anchors: int = 512,
-    cohort: int | None = None, data_dir: str | None = None, limit: int | None = None,
+    cohort: int | None = None, data_dir: str | None = None, limit: int | None = None, privacy: Privacy = Privacy(),
 ) -> None:  # fmt: skip
     """Personalised methods on CIFAR-10, 20 clients, Dirichlet 0.1, cnn2: the learning rate from a seed of its own.
 
@@ -43,24 +45,26 @@ def compare_cifar10(
             raise ValueError(f"Unknown method '{method}'. {nearest(method, [*METHODS, *known_methods.__all__])}")
     training = Training(optim=SGD(lr=lrs[0], momentum=momentum, weight_decay=weight_decay), epochs=epochs, batch_size=batch_size)
     worlds = {seed: _world(seed, clients, beta, data_dir, limit) for seed in (selection_seed, *seeds)}
-    who = check_cohort(cohort, clients)
+    who = privacy.cohort(cohort, clients)
+    guards = privacy.guards(who, clients, rounds, session.settings)
+    session.tell(told(guards))
     for method in methods:
         best = lrs[0]
         if len(lrs) > 1:
-            scores = {lr: _select(session, method, lr, training, rounds, anchors, who, selection_seed, worlds) for lr in lrs}
+            scores = {lr: _select(session, method, lr, training, rounds, anchors, who, guards, selection_seed, worlds) for lr in lrs}
             best = max(scores, key=lambda lr: -math.inf if math.isnan(scores[lr]) else scores[lr])
         plan = _plan(method, _with_rate(training, best), rounds, anchors, who)
         for seed in seeds:
             population, net = worlds[seed]
             session.run(
-                plan, population, net=net, metric=Classification(10), method=method, name=f"{method}/seed-{seed}",
+                plan, population, net=net, metric=Classification(10), method=method, name=f"{method}/seed-{seed}", guards=guards,
                 settings=replace(session.settings, seed=seed),
             )  # fmt: skip
 
 
 def _select(
-    session: Session, method: str, lr: float, training: Training, rounds: int, anchors: int, who: Cohort, seed: int,
-    worlds: dict[int, tuple[Population, Net]],
+    session: Session, method: str, lr: float, training: Training, rounds: int, anchors: int, who: Cohort, guards: Guards,
+    seed: int, worlds: dict[int, tuple[Population, Net]],
 ) -> float:  # fmt: skip
     """The validation accuracy after the last round with this rate."""
     population, net = worlds[seed]
@@ -68,7 +72,7 @@ def _select(
     settings = replace(session.settings, seed=seed, eval_every=rounds)
     finish = session.run(
         plan, population, net=net, metric=Classification(10), method=method, name=f"select/{method}/lr-{lr:g}",
-        settings=settings, listed=False,
+        settings=settings, listed=False, guards=guards,
     )  # fmt: skip
     last = [row for row in finish.evaluations if row["model"] == "personal" and row["split"] == "validation"][-1]
     return math.nan if last["accuracy"] is None else float(last["accuracy"])
