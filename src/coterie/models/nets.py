@@ -14,8 +14,8 @@ from coterie.models.norm import BatchNorm
 
 
 def mlp(inputs: int, num_classes: int, hidden: tuple[int, ...] = (64,), loss: TaskLoss = CrossEntropy()) -> Net:
-    """Fully connected layers with ReLU on the flattened input."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    """Fully connected layers with ReLU on the flattened input; without hidden ones it is softmax regression."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict() if hidden else OrderedDict(flat=nn.Flatten())
     width = inputs
     for i, size in enumerate(hidden, 1):
         layers[f"layer{i}"] = nn.Sequential(nn.Flatten(), nn.Linear(width, size), nn.ReLU())
@@ -34,6 +34,19 @@ def cnn2(channels: int, size: int, num_classes: int, loss: TaskLoss = CrossEntro
         )
     )
     return Net(EncoderHead(encoder, nn.Linear(512, num_classes), 512), loss)
+
+
+def cnn3(channels: int, num_classes: int, widths: tuple[int, int, int] = (16, 32, 32), loss: TaskLoss = CrossEntropy()) -> Net:
+    """Three convolutions that halve the picture, tanh, no norm: few weights for noise to hide, and none of a batch's statistics."""
+    first, second, third = widths
+    encoder = nn.Sequential(
+        OrderedDict(
+            conv1=nn.Sequential(nn.Conv2d(channels, first, 5, 2, 2), nn.Tanh()),
+            conv2=nn.Sequential(nn.Conv2d(first, second, 3, 2, 1), nn.Tanh()),
+            conv3=nn.Sequential(nn.Conv2d(second, third, 3, 2, 1), nn.Tanh(), nn.Flatten()),
+        )
+    )
+    return Net(EncoderHead(encoder, nn.Linear(third * 16, num_classes), third * 16), loss)
 
 
 class Sum(nn.Module):

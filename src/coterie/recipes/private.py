@@ -10,7 +10,7 @@ from coterie.engine.settings import Settings
 from coterie.method import Cohort, Everyone, Fixed, Poisson
 from coterie.options import OptionGroup
 from coterie.privacy.accountant import Budget, Scheme, ViewName, noise_for
-from coterie.privacy.clipping import ClipMode
+from coterie.privacy.clipping import ClipGroups, ClipMode
 from coterie.privacy.guards import Guards
 from coterie.privacy.noise import Mechanism
 from coterie.privacy.release import Sampling, Split
@@ -22,6 +22,7 @@ class Privacy(OptionGroup):
 
     --clip 0.5            L2 bound on one client's update; the first one if it is adaptive (default: no guard)
     --clip-mode adaptive  one bound, one for each layer (groups), or one that follows the median of all updates
+    --clip-groups slots   what has a bound of its own in clip mode groups: a layer, or a part of the message
     --noise 1.1           noise on the sum, in clips, or leave it to --epsilon (default: none)
     --epsilon 8           the noise follows from it, and the run stops before it spends more (default: none)
     --delta 1e-5          the chance that epsilon does not hold (default: clients^-1.1)
@@ -34,6 +35,7 @@ class Privacy(OptionGroup):
 
     clip: float | None = None
     clip_mode: ClipMode = "flat"
+    clip_groups: ClipGroups = "layers"
     noise: float | None = None
     epsilon: float | None = None
     delta: float | None = None
@@ -69,7 +71,7 @@ class Privacy(OptionGroup):
             return Guards()
         least = settings.min_cohort if settings.min_cohort > 1 else smallest_cohort(cohort, clients)
         guards = Guards(
-            clip=self.clip, clip_mode=self.clip_mode, noise=self.noise or 0.0, split=self.split, mechanism=self.mechanism,
+            clip=self.clip, clip_mode=self.clip_mode, clip_groups=self.clip_groups, noise=self.noise or 0.0, split=self.split, mechanism=self.mechanism,
             audit_seed=self.audit_seed, min_cohort=least, n_max=1.0, kappa=0.0,
         )  # fmt: skip
         delta = clients**-1.1 if self.delta is None else self.delta
