@@ -25,8 +25,9 @@ MAY_KNOW = {
     "attribution": BASE,
     "reduce": BASE | {"message"},
     "privacy": BASE | {"message"},
+    "attacks": BASE | {"message"},
     "methods": WORDS | {"attribution", "models"},
-    "engine": WORDS | {"reduce", "privacy", "models", "data", "metrics"},
+    "engine": WORDS | {"reduce", "privacy", "attacks", "models", "data", "metrics"},
     "report": {"metrics"},
     "options": set(),
 }

@@ -20,7 +20,7 @@ NEW = ("--out", "parent/new")
 
 # words after `coterie`, and what the line must say: the value found, and what to do about it
 CALLS = {
-    "frobnicate": ["Unknown command 'frobnicate'", "Use one of: compare, data, list, report, run, sweep"],
+    "frobnicate": ["Unknown command 'frobnicate'", "Use one of: compare, data, list, privacy, report, run, sweep"],
     "lst": ["Unknown command 'lst'", "Did you mean 'list'?"],
     "list --all": ["Unknown option '--all'", "There are none"],
     "run quickstrat": ["Unknown recipe 'quickstrat'", "Did you mean 'quickstart'?"],
@@ -57,7 +57,7 @@ CALLS = {
     "run quickstart --row-memory-mb 0": ["row_memory_mb must be greater than 0, found 0.0"],
     "run quickstart --norm-ratio 0": ["norm_ratio must be greater than 0, found 0.0"],
     "run quickstart --min-cohort 11": ["min_cohort is 11", "10 clients", "Use --min-cohort 10 or less"],
-    "run quickstart --precision nope": ["--precision must be one of fp32, tf32, fp64, found 'nope'", "Use one of these"],
+    "run quickstart --precision nope": ["--precision must be one of fp32, tf32, bf16, fp64, found 'nope'", "Use one of these"],
     "run quickstart --backend lop": ["--backend must be one of auto, loop, pool, graph, stacked, found 'lop'", "Did you mean 'loop'?"],
     "run quickstart --devices tpu": ["Unknown device 'tpu'", "Use cpu, cuda or cuda:0"],
     "run quickstart --devices mps": ["Unknown device 'mps'"],

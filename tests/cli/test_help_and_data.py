@@ -32,7 +32,8 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PAGES = ["", "--help", "run", "run --help", *(f"run {name} --help" for name in recipes.__all__), "sweep", "sweep quickstart --help",
-         "list", "list --help", "data", "data inspect --help", "data check --help", "data partition --help", "data build leaf --help", "compare --help", "report --help"]  # fmt: skip
+         "list", "list --help", "data", "data inspect --help", "data check --help", "data partition --help", "data build leaf --help", "compare --help", "report --help",
+         "privacy", "privacy --help", "privacy plan --help", "privacy account --help"]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", PAGES)

@@ -108,7 +108,7 @@ def test_clients_are_worked_on_longest_first(tmp_path: Path, monkeypatch: pytest
     """Sizes 20, 13, 9 and 24: a worker that gets the largest last would keep all others waiting."""
     begun: list[int] = []
     start = loop.start
-    monkeypatch.setattr(loop, "start", lambda world, job: (begun.append(job.client), start(world, job))[1])
+    monkeypatch.setattr(loop, "start", lambda world, job, reply_to: (begun.append(job.client), start(world, job, reply_to))[1])
     Toy().run((Phase("train", 1, FedAvg(training=TRAINING)),), tmp_path / "run")
     assert begun == [3, 0, 1, 2]
 

@@ -15,10 +15,9 @@ from test_stacked import SETTINGS, assert_close, curved, members
 from coterie.engine import answers
 from coterie.engine.answers import Context, Question
 from coterie.engine.graph import Graph
-from coterie.engine.graph import backend as graph_backend
-from coterie.engine.graph import program as programs
 from coterie.engine.graph.program import Program
 from coterie.engine.recording import Unrecordable
+from coterie.engine.recording import track as tracks
 from coterie.engine.stacked.member import Member
 from coterie.method import SGD, Adam, Batch, Loss, Net, Train, Trained
 from coterie.randomness import Key
@@ -27,7 +26,7 @@ from coterie.tensors import Groups
 
 @pytest.fixture(autouse=True)
 def recorded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "_PAYS_AFTER", 1)
+    monkeypatch.setattr(tracks, "PAYS_AFTER", 1)
 
 
 def answer(program: Program, member: Member) -> Trained:
@@ -79,10 +78,10 @@ def test_a_program_replays_its_recordings_and_python_runs_no_more(monkeypatch: p
 
 
 def test_few_steps_are_not_worth_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "_PAYS_AFTER", 8)
+    monkeypatch.setattr(tracks, "PAYS_AFTER", 8)
     recorded: list[int] = []
-    record = programs.record
-    monkeypatch.setattr(programs, "record", lambda *given: (recorded.append(1), record(*given))[1])
+    record = tracks.record
+    monkeypatch.setattr(tracks, "record", lambda *given: (recorded.append(1), record(*given))[1])
     group = members(ask(loss=curved, epochs=1, steps=None), sizes=(12, 9, 11))  # three whole batches, then two and a short one, twice
     program = Program(cast(Train, group[0].ask), NET)
     for member, so_far in zip(group, (0, 0, 0), strict=True):
@@ -152,12 +151,12 @@ def test_what_cant_be_recorded_is_computed_step_by_step_and_says_why(loss: Any) 
 
 
 def test_programs_that_rested_longest_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_backend, "_MOST_PROGRAMS", 2)
+    monkeypatch.setattr(tracks, "_MOST_KEPT", 2)
     backend = Graph(world=cast(Any, None))
     for size in (4, 5, 4, 6, 4):
         one = members(ask(loss=curved, batch_size=size))[0]
         backend.reply_to(Question(cast(Train, one.ask), Context(NET, ROUND, one.key)))
-    assert [program._ask.batch_size for program in backend._programs.values()] == [6, 4]
+    assert [program._ask.batch_size for program in backend._programs._programs.values()] == [6, 4]
 
 
 def elsewhere(params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Loss:

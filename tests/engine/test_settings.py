@@ -35,7 +35,7 @@ from coterie.tensors import Groups
     ("knobs", "text"),
     [
         ({"backend": "lop"}, r"backend must be one of .*loop.*, found 'lop'"),
-        ({"precision": "fp16"}, r"precision must be one of fp32, tf32, fp64, found 'fp16'"),
+        ({"precision": "fp16"}, r"precision must be one of fp32, tf32, bf16, fp64, found 'fp16'"),
         ({"order": "backwards"}, r"order must be one of forward, reversed, found 'backwards'"),
     ],
 )

@@ -20,10 +20,13 @@ from toy import population
 
 from coterie.data.examples import View
 from coterie.engine import answers
+from coterie.engine.recording import Kept
+from coterie.engine.recording import track as tracks
 from coterie.engine.signature import signature
 from coterie.engine.stacked import backend as stacking
 from coterie.engine.stacked.member import Member
 from coterie.engine.stacked.padding import padding_matters
+from coterie.engine.stacked.program import StackedProgram
 from coterie.engine.stacked.sweep import sweep_stacked
 from coterie.engine.stacked.train import train_stacked
 from coterie.method import SGD, Adam, Batch, Loss, Net, Phase, Site, Sweep, Train, Trained, Turn, editing
@@ -65,8 +68,17 @@ def members(train: Train, sizes: tuple[int, ...] = SIZES, *, shared_table: bool 
 
 
 def assert_as_the_reference(group: list[Member], net: Net = NET) -> None:
+    """Once, and again with the tensors and recordings that the first time left behind, in another order."""
     assert len({signature(member.ask) for member in group}) == 1
-    for member, got in zip(group, train_stacked(group, net, ROUND), strict=True):
+    programs: Kept[StackedProgram] = Kept()
+    told: list[str] = []
+    for members in (group, group[::-1]):
+        assert_answers(members, train_stacked(members, net, ROUND, programs, told.append), net)
+    assert not told
+
+
+def assert_answers(group: list[Member], answered: list[Trained], net: Net) -> None:
+    for member, got in zip(group, answered, strict=True):
         assert isinstance(member.ask, Train)
         expected = answers.train(member.ask, net, ROUND, member.key)
         assert (got.num_steps, got.lr_sum) == (expected.num_steps, expected.lr_sum)
@@ -109,7 +121,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "frozen": {"frozen": {"w": torch.tensor(True)}, "optim": Adam(lr=0.1, weight_decay=0.3), "project": halved},
     "partly frozen": {"frozen": {"w": torch.tensor([True, False])}, "optim": SGD(lr=0.1, momentum=0.9)},
     "two streams": {"streams": {"local": DATA, "pool": DATA}, "steps": 5},
-    "noise": {"noise": {
+    "noise": {"steps": 4, "noise": {
         "z": Draw("normal", ("batch", 3)), "u": Draw("uniform", (2,)), "i": Draw("integers", ("batch",), (9,)),
         "f": Draw("bernoulli", (3,), (0.5,)), "b": Draw("beta", (2,), (2.0, 3.0)), "c": Draw("categorical", (4,), (1.0, 2.0)),
     }},
@@ -125,9 +137,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("shared_table", [True, False], ids=["one table", "own tables"])
+@pytest.mark.parametrize(
+    ("shared_table", "pays_after"), [(True, 1), (True, 10**9), (False, 1)], ids=["one table", "one table, not recorded", "own tables"]
+)
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_every_kind_of_training_gives_the_references_numbers(setting: str, shared_table: bool) -> None:
+def test_every_kind_of_training_gives_the_references_numbers(
+    setting: str, shared_table: bool, pays_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracks, "PAYS_AFTER", pays_after)
     assert_as_the_reference(members(ask(**{"loss": curved, **SETTINGS[setting]}), shared_table=shared_table))
 
 
@@ -327,7 +344,7 @@ def test_what_cannot_stand_beside_others_is_answered_alone_and_said(kind: str, r
 
     loop = Toy().run(plan, tmp_path / "loop", precision="fp64")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("coterie.engine.run.Stacked", Listening)
+        patch.setattr("coterie.engine.switch.Stacked", Listening)
         found = Toy().run(plan, tmp_path / "stacked", precision="fp64", backend="stacked", width=4)
     assert_close({"": tensors_of(found)}, {"": tensors_of(loop)}, kind)
     assert (found.path / "wire.jsonl").read_bytes() == (loop.path / "wire.jsonl").read_bytes()
@@ -340,7 +357,7 @@ def test_what_cannot_stand_beside_others_is_answered_alone_and_said(kind: str, r
 def test_a_result_does_not_depend_on_who_is_stacked_with_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
     train = train_stacked
-    monkeypatch.setattr(stacking, "train_stacked", lambda group, *rest: (widths.append(len(group)), train(group, *rest))[1])
+    monkeypatch.setattr(stacking, "train_stacked", lambda group, *rest, **more: (widths.append(len(group)), train(group, *rest, **more))[1])
     plan = (Phase("train", 3, FedAvg(training=TRAINING, buffers="local"), ROTA),)
     runs = [
         Toy(net=norm_net).run(plan, tmp_path / str(width), precision="fp64", backend="stacked", width=width) for width in (1, 2, 4)
@@ -354,7 +371,7 @@ def test_runs_that_parted_meet_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Half of the clients ask something more first: once that is known, the others wait and all train at once."""
     groups: list[tuple[str, int]] = []
     train, sweep = train_stacked, sweep_stacked
-    monkeypatch.setattr(stacking, "train_stacked", lambda g, *rest: (groups.append((g[0].ask.name, len(g))), train(g, *rest))[1])
+    monkeypatch.setattr(stacking, "train_stacked", lambda g, *rest, **more: (groups.append((g[0].ask.name, len(g))), train(g, *rest, **more))[1])
     monkeypatch.setattr(stacking, "sweep_stacked", lambda g, *rest: (groups.append((g[0].ask.name, len(g))), sweep(g, *rest))[1])
     Toy().run((Phase("train", 2, Curious(training=TRAINING)),), tmp_path / "run", backend="stacked", width=4, eval_every=2)
     assert groups[:5] == [("train", 2), ("look", 2), ("train", 2), ("look", 2), ("train", 4)]

@@ -19,7 +19,7 @@ from torch import Tensor
 from coterie import methods
 from coterie.engine import answers
 from coterie.engine.graph import Graph
-from coterie.engine.graph import program as graph_program
+from coterie.engine.recording import track as tracks
 from coterie.engine.run import Finish
 from coterie.message import Message
 from coterie.method import (
@@ -72,7 +72,11 @@ def test_a_pool_carries_anchors_server_rows_and_public_content(name: str, play_o
 
 
 @every_method
-def test_clients_side_by_side_give_the_loops_numbers(name: str, play_of: Callable[[str], Play], tmp_path: Path) -> None:
+def test_clients_side_by_side_give_the_loops_numbers(
+    name: str, play_of: Callable[[str], Play], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded, for what can be."""
+    monkeypatch.setattr(tracks, "PAYS_AFTER", 1)
     assert_nearly_same(play_of(name).finish, again(name, tmp_path / "stacked", backend="stacked", width=3))
 
 
@@ -81,7 +85,7 @@ def test_recorded_steps_give_the_loops_numbers(
     name: str, play_of: Callable[[str], Play], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And every training of the package can be recorded: nothing falls back to the loop."""
-    monkeypatch.setattr(graph_program, "_PAYS_AFTER", 1)
+    monkeypatch.setattr(tracks, "PAYS_AFTER", 1)
     told: list[str] = []
     monkeypatch.setattr(Graph, "_remark", lambda self, ask, reason: told.append(f"{ask}: {reason}"))
     assert_nearly_same(play_of(name).finish, again(name, tmp_path / "graph", backend="graph"))

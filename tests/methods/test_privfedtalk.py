@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
@@ -26,6 +27,7 @@ from coterie.methods.privfedtalk import AUTOENCODER, BACKBONE, PrivFedTalk
 from coterie.metrics.talking import Talking
 from coterie.models.talking import model as talking
 from coterie.privacy.guards import Guards
+from coterie.privacy.secure_sum import SecureSum
 from coterie.randomness import Draw, Key, draw
 from coterie.states import ServerState
 
@@ -342,6 +344,19 @@ def test_noise_as_small_as_nothing_leaves_the_weighted_mean_of_clipped_changes(a
     assert farthest(one, two) < 1e-10
     assert math.sqrt(sum(float(((one[n] - start[n]) ** 2).sum()) for n in one)) <= clip
     assert finish[1e-12].summary["bytes"]["up"] == finish[0.0].summary["bytes"]["up"]
+
+
+def test_t6_the_weights_of_21_work_exactly_under_a_secure_sum(tmp_path):
+    """Nobody knows the sum of the a_k before the round, and nobody learns one of them: S / A is the plain weighted mean."""
+    plain = guarded(Guards(), tmp_path / "plain", (0, 1, 3)).state.shared["shared"]
+    finish = {bits: guarded(Guards(secure=SecureSum(range=4.0, bits=bits)), tmp_path / str(bits), (0, 1, 3)) for bits in (32, 64)}
+    assert farthest(finish[64].state.shared["shared"], plain) < 1e-13
+    assert 0 < farthest(finish[32].state.shared["shared"], plain) < 1e-5
+    adapter = sum(value.numel() for value in plain.values())
+    wire = [json.loads(line) for line in (finish[32].path / "wire.jsonl").read_text().splitlines()]
+    up = {line["slot"]: line["bytes"] for line in wire if line["direction"] == "up"}
+    sa_up = 64 + 2 * 100 + 40 * 3  # section 2.2 of spec/wire.md: 4 (P_lora + 1) + SA_up
+    assert up.pop("shared") + up.pop("weight") == 3 * 4 * (adapter + 1) and sum(up.values()) == 3 * sa_up
 
 
 def test_freezing_a_sends_b_alone(go64):

@@ -184,6 +184,34 @@ def test_no_number_is_called_epsilon_without_an_accountant(tmp_path: Path, make_
     assert "3.25" in Page(write_report(make_run(tmp_path / "c", privacy=counted))).words
 
 
+def test_the_three_views_stand_together_with_what_they_need(tmp_path: Path, make_run: MakeRun) -> None:
+    def view(epsilon: float | None, only_if: str | None, reason: str | None = None) -> dict[str, object]:
+        return {"epsilon": epsilon, "relation": "replaced", "against": "the server", "only_if": only_if, "reason": reason}
+
+    views = {"local": view(140.001, None), "central": view(3.25, "the server can be trusted"), "amplified": view(None, None, "no package")}
+    told = {"accountant": "exact Gaussian", "epsilon": 140.001, "view": "local", "delta": 1e-5, "unit": "one client", "note": "epsilon 140.01", "views": views}
+    folder = make_run(tmp_path / "a", privacy=told)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line.get("event") == "round":
+            line["epsilon"] = {"local": 10.0 * line["round"], "central": 0.3 * line["round"], "amplified": None}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = Page(write_report(folder))
+    assert all(word in page.words for word in ("140.01", "3.25", "the server can be trusted", "no package", "Unit: one client; delta 1e-05"))
+    assert 'aria-label="Epsilon over the rounds"' in page.source and "logarithmic" in page.words  # the views are 33 times apart
+    assert "Epsilon over the rounds" not in Page(write_report(make_run(tmp_path / "b"))).source
+
+
+def test_a_secure_sum_is_told_of_and_promises_no_more(tmp_path: Path, make_run: MakeRun) -> None:
+    folder = make_run(tmp_path / "a")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["secure_sum"] = {"bits": 32, "threshold": 7, "recovered_dropouts": 3, "clamped_coordinates": 0, "note": "not shown"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    words = Page(write_report(folder)).words
+    assert "the server learned the sum of all updates, and no client's own" in words and "recovered dropouts" in words
+    assert "No differential privacy." in words and "epsilon" not in words and "not shown" not in words
+
+
 def test_small_media_are_inside_large_ones_linked(tmp_path: Path, make_run: MakeRun) -> None:
     folder = make_run(tmp_path / "a")
     (folder / "media").mkdir()

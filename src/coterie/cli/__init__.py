@@ -21,6 +21,7 @@ COMMANDS = {
     "data": "inspect, check, partition, build leaf: a data set and its clients",
     "compare": "a table of finished runs with significance",
     "report": "write report.html again",
+    "privacy": "plan, account, audit: noise for a promise, what a run has spent, what can be shown against it",
 }
 
 
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     handlers: dict[str, Callable[[list[str]], int]] = {
         "run": run_command, "sweep": sweep_command, "list": list_command, "data": data_command, "compare": compare_command,
-        "report": report_command,
+        "report": report_command, "privacy": privacy_command,
     }  # fmt: skip
     try:
         if command not in handlers:
@@ -140,6 +141,22 @@ def data_command(words: list[str]) -> int:
     if len(named) > 1:
         raise ValueError(f"coterie data {name} takes one data set, found {len(named)}: {', '.join(named)}. Give one of them.")
     return commands[name](**{**given, **({"data": named[0]} if named else {})})
+
+
+def privacy_command(words: list[str]) -> int:
+    from coterie.cli.privacy import account_command, account_privacy, plan_command, plan_privacy
+    from coterie.cli.privacy_audit import audit_command, privacy_audit
+
+    commands: dict[str, tuple[Callable[[list[str]], int], Callable[..., int]]] = {
+        "plan": (plan_command, plan_privacy), "account": (account_command, account_privacy), "audit": (audit_command, privacy_audit),
+    }  # fmt: skip
+    if not words or words[0] in ("-h", "--help"):
+        print_rows({f"coterie privacy {name}": first_line(explained) for name, (_, explained) in commands.items()})
+        return 0
+    name, *rest = words
+    if name not in commands:
+        raise ValueError(f"Unknown command 'privacy {name}'. {nearest(name, list(commands))}")
+    return commands[name][0](rest)
 
 
 def compare_command(words: list[str]) -> int:

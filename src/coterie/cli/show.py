@@ -38,12 +38,12 @@ KEY_HELP = {
 
 SETTING_HELP = {
     "seed": "all random numbers of the run follow from it",
-    "backend": "one client after another, many processes, or many clients at once",
+    "backend": "one client after another, many processes, recorded steps, or many clients at once",
     "workers": "processes of the pool (default: one per core)",
-    "width": "clients that backend stacked computes at once",
+    "width": "clients that backend stacked computes at once (default: 10; auto tries several)",
     "threads": "threads of the loop; 1 gives the same bits as the pool",
-    "devices": "auto, cpu, cuda or cuda:0",
-    "precision": "fp32 is true fp32 (TF32 off)",
+    "devices": "auto, cpu, cuda, cuda:0, or several with commas: a worker for each",
+    "precision": "fp32 is true fp32 (TF32 off); bf16: the net computes in bfloat16, parameters stay fp32",
     "order": "order of computation; changes no number",
     "eval_every": "evaluate every so many rounds, and after the last",
     "eval_clients": "all (up to 200, then a fixed 200), cohort, or a number",

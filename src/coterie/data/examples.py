@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 import torch
@@ -75,6 +75,15 @@ class ClientParts:
     train: View
     validation: View
     test: View
+    tainted: View | None = None  # what an attacker trains on instead of `train`
+    triggered: View | None = None  # test rows with a backdoor's trigger, labelled with what the attacker wants
+
+    def views(self) -> list[View]:
+        return [view for view in (getattr(self, f.name) for f in fields(self)) if view is not None]
+
+    def mapped(self, change: Callable[[View], View]) -> ClientParts:
+        """The same parts with every view changed."""
+        return replace(self, **{f.name: change(view) for f in fields(self) if (view := getattr(self, f.name)) is not None})
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,7 @@ class Population:
 
     def tables(self) -> list[Tensors]:
         """Every distinct set of columns behind the views (to move them to a device or into shared memory once)."""
-        views = [view for parts in self.parts for view in (parts.train, parts.validation, parts.test)]
+        views = [view for parts in self.parts for view in parts.views()]
         views += [*self.public.values(), *([self.central_test] if self.central_test is not None else [])]
         return list({id(view.columns): view.columns for view in views}.values())
 
@@ -131,7 +140,7 @@ class Population:
 
         return replace(
             self,
-            parts=[ClientParts(view(p.train), view(p.validation), view(p.test)) for p in self.parts],
+            parts=[parts.mapped(view) for parts in self.parts],
             central_test=None if self.central_test is None else view(self.central_test),
             public={name: view(old) for name, old in self.public.items()},
         )

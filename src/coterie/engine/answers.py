@@ -189,14 +189,18 @@ def sweep(ask: Sweep, net: Net, key: Key) -> Tensors:
 
 
 def laid_out(groups: Groups, net: Net) -> Groups:
-    """Convolution weights with their channels last in memory, which is how CPUs compute them fastest."""
+    """Convolution weights with their channels last in memory, which is how CPUs and tensor cores compute them fastest."""
 
     def place(name: str, value: Tensor) -> Tensor:
-        fits = value.dim() == 4 and value.dtype == torch.float32 and value.device.type == "cpu" and name in net.params
+        fits = value.dim() == 4 and value.dtype == torch.float32 and name in net.params and _channels_last_pays(value.device, net)
         # not value.contiguous(...): with one channel in it would change nothing, and the layers behind would stay as they are
         return torch.empty_like(value, memory_format=torch.channels_last).copy_(value) if fits else value
 
     return {group: {name: place(name, value) for name, value in values.items()} for group, values in groups.items()}
+
+
+def _channels_last_pays(device: torch.device, net: Net) -> bool:
+    return device.type == "cpu" or net.lower_precision is not None or torch.backends.cudnn.allow_tf32
 
 
 def contiguous(groups: Groups) -> Groups:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
-from coterie.data.examples import Population
+from coterie.attacks.poison import Attack
+from coterie.data.examples import ClientParts, Population
 from coterie.engine.answers import Question
 from coterie.engine.client import Failure, Finished
 from coterie.message import Kind, Message
 from coterie.method import Exchange, Method, Net, Phase, Plan, Poisson, Predictor, Round, Site, Trained
 from coterie.metrics.metric import Metric
 from coterie.randomness import Key
+from coterie.reduce.mean import Mean
+from coterie.reduce.seam import Reduce
 from coterie.states import ClientId, Content
 from coterie.tensors import Groups, Tensors
 
@@ -26,6 +29,8 @@ class World:
     net: Net
     metric: Metric
     seed: int
+    reduce: Reduce = Mean()
+    attack: Attack | None = None
 
     def phase(self, name: str) -> Phase:
         return next(phase for phase in self.plan if phase.name == name)
@@ -38,12 +43,23 @@ class World:
         cohort = self.phase(round.phase).cohort
         return cohort.rate * len(self.population) if isinstance(cohort, Poisson) else len(round.cohort)
 
+    @property
+    def attackers(self) -> frozenset[ClientId]:
+        return frozenset() if self.attack is None else frozenset(self.attack.attackers(len(self.population), self.seed))
+
+    def parts(self, client: ClientId, round: Round) -> ClientParts:
+        """A client's data; of an attacker that has begun, with what it trains on instead."""
+        parts = self.population.parts[client]
+        if self.attack is None or parts.tainted is None or not self.attack.active(round.index):
+            return parts
+        return replace(parts, train=parts.tainted)
+
     def site(self, client: ClientId, round: Round, public: Mapping[str, Content], attempt: int = 0) -> Site:
         key = Key(self.seed, ("round", round.index, "client", client))
         return Site(
             client=client,
             round=round,
-            data=self.population.parts[client],
+            data=self.parts(client, round),
             net=self.net,
             key=key.fold("attempt", attempt) if attempt else key,
             public={name: content.tensors for name, content in public.items()},

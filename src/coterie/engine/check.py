@@ -5,27 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from coterie.attacks.poison import Attack
 from coterie.data.examples import Population
 from coterie.engine.backend import World
-from coterie.engine.choose import choose_backend, choose_device
-from coterie.engine.round import hub_of, row_of, with_server_rows
+from coterie.engine.choose import choose_backend
+from coterie.engine.poisoning import poisoned
+from coterie.engine.round import averages, hub_of, row_of, with_server_rows
+from coterie.engine.secure import fixed_point
 from coterie.engine.settings import Settings
+from coterie.engine.spending import check_budget
 from coterie.method import Nobody, Phase, Plan, Poisson, Round, as_run
 from coterie.metrics.metric import Metric
 from coterie.models.net import Net
 from coterie.privacy.guards import Guards
+from coterie.privacy.secure_sum.keys import library
 from coterie.randomness import Key
+from coterie.reduce.mean import Mean
+from coterie.reduce.seam import Reduce
 from coterie.states import ServerState
 
 _ASKED = 3  # clients that are asked what they would train; one alone may be a faulty one, which a run leaves out
 
 
 def check(
-    plan: Plan, population: Population, *, net: Net, metric: Metric, guards: Guards = Guards(), settings: Settings = Settings()
-) -> None:
+    plan: Plan, population: Population, *, net: Net, metric: Metric, guards: Guards = Guards(), settings: Settings = Settings(),
+    reduce: Reduce = Mean(), attack: Attack | None = None,
+) -> None:  # fmt: skip
     """Refuse what `run` would refuse, and what every client would refuse in its first round. Writes and trains nothing."""
-    choose_device(settings.devices)
-    world = World(plan, population, net, metric, settings.seed)
+    world = World(plan, poisoned(population, attack, settings.seed), net, metric, settings.seed, reduce, attack)
     choose_backend(settings, plan, net.params, [len(parts.train) for parts in population.parts])
     check_world(world, guards, settings)
     _check_first_ask(world)
@@ -35,6 +42,8 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
     """Phases, cohorts, slots and guards fit together."""
     if not world.plan:
         raise ValueError("The plan has no phase, so there is nothing to run. Give at least one Phase.")
+    check_reduce(world, guards)
+    check_attack(world, guards)
     seen: set[str] = set()
     for phase in world.plan:
         if phase.name in seen:
@@ -48,11 +57,73 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
             )
         if not isinstance(phase.cohort, Nobody):
             _check_least(world, phase, guards, round)
-        if guards.secure is not None and not isinstance(phase.cohort, Nobody):
-            drawn = isinstance(phase.cohort, Poisson)
-            guards.secure.check_cohort(len(world.population) if drawn else len(round.cohort), at_most=drawn)
+            _check_secure(world, phase, guards, round)
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
+        if phase is world.plan[0]:
+            check_budget(guards, len(world.population), phase.cohort, slots)
+
+
+def check_reduce(world: World, guards: Guards) -> None:
+    """A robust reduction sees every update, has updates to reduce, and enough of them."""
+    reduce = world.reduce
+    if not reduce.needs_single_updates:
+        return
+    if guards.secure is not None:
+        raise ValueError(
+            f"{reduce} needs every client's update, but a secure sum shows the server only the sum. "
+            "Use reduce=Mean() with a clip, or leave out the secure sum."
+        )
+    if guards.private:
+        raise ValueError(
+            f"{reduce} needs every client's update, but under noise each one arrives multiplied by its weight and drowned in noise. "
+            "Use reduce=Mean(), whose clip bounds every client already, or leave out noise."
+        )
+    if guards.follows:
+        raise ValueError(
+            f"{reduce} would also choose among the bits by which an adaptive clip counts clients. "
+            "Use a fixed clip (clip_mode='flat'), or reduce=Mean()."
+        )
+    reduced = [phase for phase in world.plan if averages(phase.method.slots(hub_of(world, _first_round(world, phase))))]
+    if not reduced:
+        raise ValueError(
+            f"{reduce} would do nothing: {type(world.plan[-1].method).__name__} averages no update. "
+            "Use reduce=Mean(), or choose a method whose updates are averaged."
+        )
+    for phase in reduced:
+        size = len(_first_round(world, phase).cohort)
+        if not isinstance(phase.cohort, Poisson) and 0 < size < reduce.fewest:
+            raise ValueError(
+                f"{reduce} needs at least {reduce.fewest} clients in a round, but a cohort of phase '{phase.name}' has {size}. "
+                "Use a larger cohort, or count on fewer attackers."
+            )
+
+
+def check_attack(world: World, guards: Guards) -> None:
+    """There is something that these attackers could see and change."""
+    if world.attack is None or not world.attack.tampers:
+        return
+    if world.attack.omniscient and guards.secure is not None:
+        raise ValueError(
+            f"{type(world.attack).__name__} sees the honest clients' updates, which a secure sum hides from everybody. "
+            "Let attackers see their own (sees='own'), or leave out the secure sum."
+        )
+    if not any(averages(phase.method.slots(hub_of(world, _first_round(world, phase)))) for phase in world.plan):
+        raise ValueError(
+            f"{type(world.attack).__name__} changes updates that are averaged, but {type(world.plan[-1].method).__name__} averages none. "
+            "Use an attack on the data, such as LabelFlip(), or another method."
+        )
+
+
+def _check_secure(world: World, phase: Phase, guards: Guards, round: Round) -> None:
+    """A secure sum has its library, enough clients for its threshold, and numbers fine enough for its noise."""
+    if guards.secure is None:
+        return
+    library()
+    drawn = isinstance(phase.cohort, Poisson)
+    clients = len(world.population) if drawn else len(round.cohort)
+    guards.secure.check_cohort(clients, at_most=drawn)
+    fixed_point(guards, clients)
 
 
 def _check_least(world: World, phase: Phase, guards: Guards, round: Round) -> None:
@@ -101,8 +172,9 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 def _identity(record: Mapping[str, Any]) -> dict[str, Any]:
     """What must not change, by the words to say it in. A knob may: it can be what had to be mended."""
     phases = {f"method in phase '{phase['phase']}'": phase["name"] for phase in record["methods"]}
-    keys = {"seed": "seed", "model": "net", "population": "population", "precision": "precision", "privacy": "guard"}
-    return {**phases, **{word: record[key] for key, word in keys.items()}}
+    keys = {"seed": "seed", "model": "net", "population": "population", "precision": "precision", "privacy": "guard",
+            "reduce": "reduction", "attack": "attack"}  # fmt: skip
+    return {**phases, **{word: record[key] for key, word in keys.items() if key in record}}
 
 
 def _first_round(world: World, phase: Phase) -> Round:

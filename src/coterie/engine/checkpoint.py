@@ -28,6 +28,7 @@ class Progress:
     log_sizes: dict[str, int] = field(default_factory=dict)
     delivered: dict[str, set[ClientId]] = field(default_factory=dict)  # content digest -> who has it
     seconds: list[float] = field(default_factory=list)
+    attempts: int = 0  # that are written down in releases.jsonl
     clip: float | None = None  # of the next round, where it is adaptive
 
 
@@ -55,6 +56,7 @@ class CheckpointStore:
             "logs": progress.log_sizes,
             "delivered": {digest: sorted(clients) for digest, clients in progress.delivered.items()},
             "seconds": progress.seconds,
+            "attempts": progress.attempts,
             "clip": progress.clip,
         }
         text = json.dumps(manifest)
@@ -98,8 +100,9 @@ class CheckpointStore:
             table.restore(saved)
         progress = Progress(
             manifest["round"], manifest["logs"], {d: set(c) for d, c in manifest["delivered"].items()}, manifest["seconds"],
+            manifest.get("attempts", 0),
             manifest.get("clip"),
-        )
+        )  # fmt: skip
         return ServerState(shared, self.server, public), progress
 
     def _save_public(self, public: Mapping[str, Content]) -> dict[str, list[Any]]:

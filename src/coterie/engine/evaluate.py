@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from coterie.engine.answers import Asking, Context, Question, conduct, place_of
 from coterie.message import Message
 from coterie.method import Examples, Method, Predictor, Site, Sweep, as_run
@@ -71,7 +69,9 @@ def _equal_values(one: object, other: object) -> bool:
 def evaluate_parts(predictor: Predictor, site: Site, metric: Metric) -> Asking:
     """Split -> metrics of a given predictor on this client's parts."""
     key = Key(site.key.seed, ("evaluate", site.client))
-    parts: Mapping[str, Examples] = {"validation": site.data.validation, "test": site.data.test}
+    parts: dict[str, Examples] = {"validation": site.data.validation, "test": site.data.test}
+    if (triggered := getattr(site.data, "triggered", None)) is not None:
+        parts["triggered"] = triggered
     scores = {}
     for split, part in parts.items():
         if len(part):

@@ -1,4 +1,4 @@
-"""Many one-thread processes: each drives whole client runs, so only rows, downloads and Messages travel.
+"""Many processes, of one thread or one accelerator each: they drive whole client runs, so only rows, downloads and Messages travel.
 
 Tensors of the data are in shared memory; everything else crosses a pipe as bytes, so a worker owns nothing
 that has to survive a round. A worker that dies costs its client the round, not the run.
@@ -21,7 +21,8 @@ from coterie.engine.answers import Question, reference
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
 from coterie.engine.choose import defined_in_main
 from coterie.engine.client import Failure
-from coterie.engine.worker import AnswerJob, Asked, PackedPopulation, pack_predictor, unpack_finished, work
+from coterie.engine.devices import choose_devices
+from coterie.engine.worker import AnswerJob, Asked, PackedPopulation, Place, pack_predictor, unpack_finished, work
 from coterie.message import Message, pack, pack_groups
 from coterie.method import Exchange, Plan, Predictor, Round, Trained
 from coterie.states import ClientId
@@ -33,14 +34,16 @@ class Pool:
 
     name = "pool"
 
-    def __init__(self, world: World, workers: int) -> None:
+    def __init__(self, world: World, workers: int, devices: str = "cpu", precision: str = "fp32") -> None:
         refuse_main(world.plan)
+        found = choose_devices(devices)
+        self._places = [Place(str(found[i % len(found)]), precision) for i in range(workers)]
         self._context = torch.multiprocessing.get_context("spawn")
         self._world = replace(world, population=PackedPopulation.of(world.population))  # type: ignore[arg-type]
         self._workers: list[_Worker] = []
         try:
-            for _ in range(workers):
-                self._workers.append(_Worker.start(self._context, self._world))
+            for place in self._places:
+                self._workers.append(_Worker.start(self._context, self._world, place))
             for worker in self._workers:  # they start side by side
                 worker.await_ready()
         except BaseException:
@@ -129,8 +132,9 @@ class Pool:
 
     def _replace(self, dead: _Worker) -> _Worker:
         dead.process.join()
-        fresh = _Worker.start(self._context, self._world)
-        self._workers[self._workers.index(dead)] = fresh
+        place = self._workers.index(dead)
+        fresh = _Worker.start(self._context, self._world, self._places[place])
+        self._workers[place] = fresh
         fresh.await_ready()
         return fresh
 
@@ -180,9 +184,9 @@ class _Worker:
     predictor: Predictor | None = None
 
     @classmethod
-    def start(cls, context: Any, world: World) -> _Worker:
+    def start(cls, context: Any, world: World, place: Place) -> _Worker:
         ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(theirs, world), daemon=True)
+        process = context.Process(target=work, args=(theirs, world, place), daemon=True)
         try:
             with without_main():
                 process.start()

@@ -37,9 +37,7 @@ def describe(
         "rounds": total,
         "seed": settings.seed,
         "settings": asdict(settings),
-        "backend": choice.backend,
-        "backend_reason": choice.reason,
-        "workers": choice.workers,
+        **chosen(choice),
         "device": str(device),
         "precision": settings.precision,
         "versions": {"coterie": version("coterie"), "torch": torch.__version__, "python": platform.python_version()},
@@ -48,7 +46,14 @@ def describe(
         "metrics": {"main": world.metric.main, "directions": dict(world.metric.directions)},
         "population": population_record(world.population),
         "privacy": None if guards.clip is None and guards.secure is None else asdict(guards),
+        "reduce": knobs(world.reduce),
+        "attack": None if world.attack is None else {**knobs(world.attack), "attackers": sorted(world.attackers)},
     }
+
+
+def chosen(choice: Choice) -> dict[str, Any]:
+    at_once = {"clients_at_once": choice.width} if choice.backend == "stacked" else {}
+    return {"backend": choice.backend, "backend_reason": choice.reason, "workers": choice.workers, **at_once}
 
 
 def population_record(population: Population) -> dict[str, Any]:
@@ -80,7 +85,7 @@ def client_rows(
             if client < 0:
                 continue
             parts = population.parts[client]
-            size = len(parts.test if split == "test" else parts.validation)
+            size = len(getattr(parts, split))
             head = {"round": round, "model": model, "split": split, "client": client, "name": population.names[client]}
             yield {**head, "examples": size, **values}
 

@@ -7,66 +7,30 @@ interrupted leaves no trace.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
+from coterie.engine.ambush import Ambush, as_changes
 from coterie.engine.answers import Context, conclude, conduct
 from coterie.engine.backend import Backend, Outcome, TrainJob, World
 from coterie.engine.border import NotFinite, Refused, changes, check
 from coterie.engine.client import Failure, Finished, failure
+from coterie.engine.round_result import RoundResult, Rules, TooFew
 from coterie.engine.secure import SecureRound
 from coterie.engine.wire import Ledger
 from coterie.message import Message, Slot
 from coterie.method import Exchange, Hub, Method, Nobody, Round, Sweep, Train, as_run
 from coterie.privacy.clipping import BIT
-from coterie.privacy.guards import Guards, Unguardable
+from coterie.privacy.guards import Unguardable
 from coterie.privacy.secure_sum import Aborted
 from coterie.privacy.secure_sum.vector import Layout
 from coterie.randomness import Key
-from coterie.reduce.mean import Fold
+from coterie.reduce.seam import Folding
 from coterie.states import ClientId, ServerState
 from coterie.tensors import Groups, num_bytes
 
 _CLIP_TOLD = Message({BIT: {"clip": torch.zeros((), dtype=torch.float64)}})  # 8 bytes: the clip that clients shall use now
-
-
-@dataclass(eq=False)
-class RoundResult:
-    """What a round changed, and what it has to tell."""
-
-    state: ServerState
-    rows: dict[ClientId, Groups]
-    ledger: Ledger
-    returned: tuple[ClientId, ...]
-    left_out: list[tuple[ClientId, Failure]] = field(default_factory=list)
-    local: dict[ClientId, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
-    metrics: list[Mapping[str, float]] = field(default_factory=list)
-    delivered: dict[str, set[ClientId]] = field(default_factory=dict)
-    kept_bytes: int = 0  # Messages kept whole for "each" slots
-    sent: tuple[ClientId, ...] = ()  # whose guarded Message left them, whatever became of it
-    void: str | None = None  # why nothing but noise was absorbed
-    clip: float | None = None  # of the next round, where it is adaptive
-    secure: Mapping[str, Any] | None = None  # what is told of a secure sum
-
-
-class TooFew(RuntimeError):
-    """Fewer clients came back than the run needs; nothing was changed."""
-
-    def __init__(self, text: str, result: RoundResult) -> None:
-        super().__init__(text)
-        self.result = result
-
-
-@dataclass(frozen=True, eq=False)
-class Rules:
-    """What holds for every round of a run; the guards' clip is this round's."""
-
-    guards: Guards
-    min_cohort: int
-    norm_ratio: float
-    first_clip: float | None = None  # where an adaptive clip began
 
 
 class RoundRunner:
@@ -99,12 +63,12 @@ class RoundRunner:
         self.state = with_server_rows(self.method, state, round.cohort, self.hub)
         self.noise = rules.guards.source(round.index)
         self.downs: dict[ClientId, Message] = {}
+        self.ambush = Ambush(world, round)
         self.unready: list[tuple[ClientId, Failure]] = []  # whose first row could not be made
         self.left: set[ClientId] = set()  # whose guarded Message left them
         self.silenced: set[ClientId] = set()  # of whom only noise was sent
         self.result = RoundResult(self.state, {}, Ledger(round.index + 1, round.phase), ())
         self.result.delivered = {name: set(clients) for name, clients in delivered.items()}
-
         self.secure = self._secure_round()
 
     def run(self) -> RoundResult:
@@ -126,14 +90,10 @@ class RoundRunner:
         fold = self._fold()
         each: dict[ClientId, Message] = {}
         returned: list[ClientId] = []
-        for client, outcome in in_order(self.order, self._outcomes()):
-            message = self._receive(client, outcome)
-            if message is None:
-                continue
-            assert isinstance(outcome, Finished)
+        for client, outcome, message in self._messages():
             returned.append(client)
             if self.secure is None:
-                fold.add(message)
+                fold.add(message, client)
             if client in self.silenced:
                 continue
             own = {name: group for name, group in message.groups.items() if name != BIT and self.slots[name].reduce == "each"}
@@ -143,6 +103,8 @@ class RoundRunner:
             result.rows[client] = outcome.row
             result.local[client] = outcome.local
             result.metrics.append(outcome.metrics)
+        result.kept_bytes += fold.kept_bytes
+        result.tampered = self.ambush.told
         result.returned = tuple(sorted(returned))
         result.sent = tuple(sorted(self.left))
         result.left_out.sort(key=lambda failed: failed[0])
@@ -153,25 +115,62 @@ class RoundRunner:
         )
         nobody = isinstance(self.world.phase(self.round.phase).cohort, Nobody)
         if guards.private and not nobody and len(returned) < self.rules.min_cohort and (self.too_small or result.sent):
-            if self.secure is not None:
+            if guards.secure is not None:
                 return self._void(f"{few} The sum was not unmasked, and nothing was absorbed.")
             fold = self._nothing_but_noise(few)
             each = {}
         elif self.round.cohort and len(returned) < self.rules.min_cohort:
             raise TooFew(few, result)
+        elif self.secure is None and self.round.cohort and averages(self.slots) and fold.counted < self.world.reduce.fewest:
+            raise TooFew(
+                f"Round {self.round.index + 1} got {fold.counted} of {len(self.round.cohort)} clients back that count, "
+                f"but {self.world.reduce} needs {self.world.reduce.fewest}.", result,
+            )  # fmt: skip
         if self.secure is not None:
             fold.add(self.secure.close())
         result.state = self._absorb(self._in_dtypes(self._without_bits(fold.result())), each)
         return result
 
-    def _fold(self) -> Fold:
+    def _messages(self) -> Iterator[tuple[ClientId, Finished, Message]]:
+        """What counts, in the clients' order; of attackers who change what they send at the end, when all of them have trained."""
+        for client, outcome in in_order(self.order, self._outcomes()):
+            message = self._receive(client, outcome)
+            if message is None:
+                continue
+            assert isinstance(outcome, Finished)
+            if client in self.ambush:
+                self.ambush.hold(client, outcome, message)
+                continue
+            self.ambush.see(client, message)
+            yield client, outcome, message
+        for client, outcome, message, down in self.ambush.sent(self.slots):
+            arrived = self._receive_attack(client, message, down)
+            if arrived is not None:
+                yield client, outcome, arrived
+
+    def _receive_attack(self, client: ClientId, message: Message, down: Message) -> Message | None:
+        """Nothing guards an attacker's Message on the client; the border checks it like any other."""
+        arrived = self.rules.guards.unprotected(message, self.slots)
+        self.left.add(client)
+        try:
+            if self.secure is not None:
+                self.secure.add(client, arrived, attacks=True)
+                return Message()
+            self.result.ledger.count("up", arrived)
+            check(message, as_changes(self.slots), down, norm_ratio=self.rules.norm_ratio)
+        except Refused as refused:
+            self.result.left_out.append((client, Failure(str(refused))))
+            return None
+        return arrived
+
+    def _fold(self) -> Folding:
         guards = self.rules.guards
-        return Fold(
+        return self.world.reduce.fold(
             guards.with_bit(self.slots), premultiplied=guards.private, expected=self.world.expected(self.round),
             by_expected=guards.private and not guards.kappa,
         )  # fmt: skip
 
-    def _nothing_but_noise(self, why: str) -> Fold:
+    def _nothing_but_noise(self, why: str) -> Folding:
         """Under noise no round is drawn again: who came is forgotten, rows and all, and noise takes the place of the sum."""
         self._void(f"{why} Nothing but noise was absorbed.")
         fold = self._fold()
@@ -203,7 +202,7 @@ class RoundRunner:
             return None
         dropouts = Key(self.world.seed, ("dropout", self.round.index, self.attempt))
         device = next(iter(self.world.net.params.values())).device
-        return SecureRound(guards, layout, self.round, self.noise, device, self.result.ledger, dropouts)
+        return SecureRound(guards, layout, self.round, device, self.result.ledger, dropouts)
 
     def _in_dtypes(self, mean: Message | None) -> Message | None:
         """A sum is decoded in float64; the method gets what its slots declare."""
@@ -245,7 +244,7 @@ class RoundRunner:
         return row_of(self.world, self.method, self.rows, client, self.round, self.state, fresh=client in self.fresh)
 
     def _receive(self, client: ClientId, outcome: Finished | Failure) -> Message | None:
-        """The guarded Message, or None with the reason kept."""
+        """The guarded Message, or None with the reason kept; of an attacker what it trained, which it has not sent yet."""
         down = self.downs.pop(client)
         if isinstance(outcome, Failure):
             self.result.left_out.append((client, outcome))
@@ -258,15 +257,18 @@ class RoundRunner:
             self.result.ledger.count("up", outcome.message)  # what crossed is counted all the same
             self.result.left_out.append((client, Failure(str(refused))))
             return None
-        self.left.add(client)
-        self.result.ledger.count("up", message)
-        if outcome.unusable is not None and client not in self.silenced:
+        if client not in self.ambush:
+            self.left.add(client)
+            self.result.ledger.count("up", message)
+        if outcome.unusable is not None and not self.rules.guards.private:  # under noise staying away would tell of its data
             self.result.left_out.append((client, outcome.unusable))
             return None
         return message
 
     def _guarded_or_noise(self, client: ClientId, message: Message, sent: Message) -> Message:
         """What leaves the client. Under noise staying away would tell of its data: unusable numbers become noise on zeros."""
+        if client in self.ambush:
+            return self.ambush.trained(client, self._checked(message, self.slots, sent), sent)
         try:
             return self._guard(message, self.slots, sent)
         except NotFinite as refused:
@@ -282,20 +284,27 @@ class RoundRunner:
         try:
             if not self.secure.sends(client):
                 raise Refused("dropped out before it sent its masked vector, as the experiment asks for.")
-            if outcome.unusable is not None:
+            if outcome.unusable is not None and not self.rules.guards.private:  # under noise staying away would tell of its data
                 raise Refused(outcome.unusable.reason)
-            self.secure.add(client, self._guarded_or_noise(client, outcome.message, down))
+            message = self._guarded_or_noise(client, outcome.message, down)
+            if client in self.ambush:
+                return message
+            self.secure.add(client, message)
         except Refused as refused:
             self.result.left_out.append((client, outcome.unusable or Failure(str(refused))))
             return None
         self.left.add(client)
         return Message()
 
-    def _guard(self, message: Message, slots: Mapping[str, Slot], sent: Message) -> Message:
+    def _checked(self, message: Message, slots: Mapping[str, Slot], sent: Message) -> Message:
+        """The changes in a Message that may count."""
         ratio = float("inf") if self.rules.guards.clip is not None else self.rules.norm_ratio
         check(message, slots, sent, norm_ratio=ratio)
+        return changes(message, slots, sent)
+
+    def _guard(self, message: Message, slots: Mapping[str, Slot], sent: Message) -> Message:
         try:
-            return self.rules.guards.apply(changes(message, slots, sent), slots, self.noise)
+            return self.rules.guards.apply(self._checked(message, slots, sent), slots, self.noise)
         except Unguardable as error:
             raise NotFinite(str(error)) from error
 
@@ -333,6 +342,11 @@ class RoundRunner:
             raise ValueError(f"{name}.absorb must return a ServerState, found {type(state).__name__}. Return the new state.")
         self.result.metrics += [{f"server/{ask}/{name}": v for name, v in numbers.items()} for ask, numbers in told]
         return state
+
+
+def averages(slots: Mapping[str, Slot]) -> bool:
+    """Whether a reduction has anything to do."""
+    return any(slot.reduce != "each" and slot.spec for slot in slots.values())
 
 
 def hub_of(world: World, round: Round) -> Hub:

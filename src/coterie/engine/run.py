@@ -3,55 +3,46 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from coterie.attacks.poison import Attack
 from coterie.data.examples import Population
 from coterie.engine.answers import Context, conclude
 from coterie.engine.backend import Backend, EvaluateJob, World
 from coterie.engine.check import check_history, check_same, check_world
 from coterie.engine.checkpoint import CheckpointStore, Progress, commit
-from coterie.engine.choose import after_a_round, choose_backend, choose_device, set_precision
+from coterie.engine.choose import choose_backend
 from coterie.engine.client import Failure, failure
+from coterie.engine.devices import main_device, prepared, set_precision
 from coterie.engine.evaluate import score_predictor
-from coterie.engine.folder import RunFolder, evaluation_lines, plain, read_json, results, write_json
-from coterie.engine.graph import Graph
-from coterie.engine.loop import Loop
-from coterie.engine.pool import Pool
-from coterie.engine.record import client_rows, describe
-from coterie.engine.round import RoundResult, RoundRunner, Rules, TooFew, hub_of, row_of, with_server_rows
+from coterie.engine.folder import RunFolder, evaluation_lines, plain, read_json, write_json
+from coterie.engine.horizon import Horizon
+from coterie.engine.poisoning import honest_only, poisoned, told_of, told_of_run
+from coterie.engine.record import chosen, client_rows, describe
+from coterie.engine.round import RoundRunner, hub_of, row_of, with_server_rows
+from coterie.engine.round_result import RoundResult, Rules, TooFew
 from coterie.engine.settings import Settings
-from coterie.engine.stacked import Stacked
+from coterie.engine.spending import Account
+from coterie.engine.summary import summarise_run
+from coterie.engine.switch import Switch
+from coterie.engine.watcher import Silent, Watcher
 from coterie.engine.wire import WAYS
 from coterie.method import Phase, Plan, Round
 from coterie.metrics.metric import Metric
 from coterie.models.net import Net
 from coterie.privacy.guards import Guards
 from coterie.randomness import Key
+from coterie.reduce.mean import Mean
+from coterie.reduce.seam import Reduce
 from coterie.states import ClientId, ServerState
 
 _EVALUATED_BY_DEFAULT = 200
-
-
-class Watcher(Protocol):
-    """Who is told how a run goes (a progress display)."""
-
-    def round(self, index: int, phase: str, seconds: float, value: float | None, bytes_total: int) -> None: ...
-    def note(self, text: str) -> None: ...
-
-
-class Silent:
-    def round(self, index: int, phase: str, seconds: float, value: float | None, bytes_total: int) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -79,11 +70,12 @@ class Runner:
 
     def __init__(
         self, plan: Plan, population: Population, net: Net, metric: Metric, path: Path, *, guards: Guards,
-        settings: Settings, watcher: Watcher, about: Mapping[str, Any],
+        reduce: Reduce, attack: Attack | None, settings: Settings, watcher: Watcher, about: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.settings, self.guards, self.watcher, self.about = settings, guards, watcher, about
-        device, dtype = choose_device(settings.devices), set_precision(settings.precision)
-        self.world = World(plan, placed(population, device, dtype), net.to(device, dtype), metric, settings.seed)
+        device, dtype = main_device(settings.devices, settings.backend), set_precision(settings.precision)
+        whole = placed(poisoned(population, attack, settings.seed), device, dtype)
+        self.world = World(plan, whole, prepared(net, device, settings.precision), metric, settings.seed, reduce, attack)
         self.device = device
         sizes = [len(parts.train) for parts in population.parts]
         self.choice = choose_backend(settings, plan, net.params, sizes)
@@ -96,6 +88,9 @@ class Runner:
         self.progress = Progress()
         self.bytes_total = 0
         self.cohort_size = 0  # of the last round
+        self.training = 0.0  # its seconds until it was evaluated
+        self.account = Account(path, guards, len(population), attacked=attack is not None)
+        self.horizon = Horizon(self.world, self.account)
         check_world(self.world, guards, settings)
 
     def start(self, *, resume: bool) -> None:
@@ -112,68 +107,58 @@ class Runner:
         else:
             self.path.mkdir(parents=True, exist_ok=True)
             self.folder.begin()
+        self.account.load(self.progress.attempts)
         if self.progress.round < self.total:
             (self.path / "summary.json").unlink(missing_ok=True)  # of a run with fewer rounds, which now goes on
         write_json(self.path / "run.json", record)
+        if (missing := self.account.missing(phase.cohort for phase in self.world.plan)) is not None:
+            self.watcher.note(missing)
 
     def run(self) -> Finish:
-        if self.progress.round == self.total:
+        if self.progress.round == self.total or self.horizon.stops_before(self.progress.round, self.progress.round):
             return self.finish()
-        backend = self.backend()
+        switch = Switch(self.world, self.settings, self.choice)
         threads = torch.get_num_threads()
         torch.set_num_threads(self.settings.threads)
         try:
             first = 0
             for phase in self.world.plan:
                 for index in range(max(first, self.progress.round), first + phase.rounds):
-                    self.one_round(backend, phase, first, index)
-                    backend = self.reconsider(backend, left=first + phase.rounds - index - 1)
+                    if self.horizon.stops_before(index, index):
+                        return self.finish()
+                    self.one_round(switch.backend, phase, first, index)
+                    self.reconsider(switch, left=first + phase.rounds - index - 1)
                 first += phase.rounds
         except KeyboardInterrupt:
             self.watcher.note(f"Stopped; {self.store.saved} of {self.total} rounds are saved.")
             raise
         finally:
-            backend.close()
+            switch.close()
             torch.set_num_threads(threads)
         return self.finish()
 
-    def backend(self) -> Backend:
-        if self.choice.backend == "pool":
-            return Pool(self.world, self.choice.workers)
-        if self.choice.backend == "stacked":
-            return Stacked(self.world, self.settings.width)
-        if self.choice.backend == "graph":
-            return Graph(self.world)
-        return Loop(self.world, self.settings.order)
-
-    def reconsider(self, backend: Backend, *, left: int) -> Backend:
-        """Move to worker processes where the last round says that they pay: the numbers are the same."""
-        if self.cohort_size < 2:
-            return backend
-        found = after_a_round(self.choice, self.progress.seconds[-1], left)
-        if found.backend == self.choice.backend:
-            return backend
-        try:
-            backend, self.choice = Pool(self.world, found.workers), found
-        except ValueError as error:
-            self.choice = replace(self.choice, could_use=1, reason=f"worker processes could not start: {error}")
-        chosen = {"backend": self.choice.backend, "backend_reason": self.choice.reason, "workers": self.choice.workers}
-        write_json(self.path / "run.json", {**read_json(self.path / "run.json"), **chosen})
-        self.watcher.note(f"Backend {self.choice.backend}: {self.choice.reason}.")
-        return backend
+    def reconsider(self, switch: Switch, *, left: int) -> None:
+        """Another backend takes over where the last rounds say that it pays: the numbers are the same."""
+        told = switch.after(training=self.training, seconds=self.progress.seconds[-1], clients=self.cohort_size, left=left)
+        if told is None:
+            return
+        self.choice = switch.choice
+        write_json(self.path / "run.json", {**read_json(self.path / "run.json"), **chosen(self.choice)})
+        self.watcher.note(told)
 
     def one_round(self, backend: Backend, phase: Phase, first: int, index: int) -> None:
         started = time.perf_counter()
         used_clip = self.guards.at(self.progress.clip).clip
         result, lost = self.attempt(backend, phase, first, index)
-        round = self.round_at(phase, first, index, result.returned)
+        self.training = time.perf_counter() - started
+        round = self.horizon.round_at(index, result.returned)
         self.state = commit(self.store, result.state, result.rows, index + 1)
         self.progress.delivered = result.delivered
         self.progress.clip = result.clip or self.progress.clip
         self.cohort_size = len(result.returned) + len(result.left_out)
         scores, unscored = self.evaluate(backend, phase, round, result) if self.evaluated(index) else ({}, {})
         head = {"round": index + 1, "phase": phase.name}
-        lines = evaluation_lines(scores, self.world.metric.directions, head)
+        lines = evaluation_lines(honest_only(scores, self.world.attackers), self.world.metric.directions, head)
         ledgers = [*(few.result.ledger for few in lost), result.ledger]  # what a repeated round sent has crossed all the same
         up, down = (sum(ledger.total(way) for ledger in ledgers) for way in WAYS)
         self.bytes_total += up + down
@@ -182,19 +167,21 @@ class Runner:
         told += self.of_clients(head, "client_not_evaluated", unscored.items())
         void: list[dict[str, Any]] = [] if result.void is None else [{**head, "event": "round_void", "reason": result.void}]
         repeated = [line for few in lost for line in self.lost(head, few)]
-        numbers = {name: _mean([m[name] for m in result.metrics if name in m]) for name in _names(result.metrics)}
+        spent = self.account.told()
+        numbers = _means(result.metrics)
         self.folder.lines("wire.jsonl", [entry for ledger in ledgers for entry in ledger.entries()])
         self.folder.lines("metrics.jsonl", [*lines, *repeated, *void, *told, {
             **head, "event": "round", "seconds": seconds, "bytes_up": up, "bytes_down": down,
             "cohort": self.cohort_size, "returned": len(result.returned),
             "train_loss": next((v for n, v in numbers.items() if n.endswith("/objective")), None), "train": numbers,
-            "kept_bytes": result.kept_bytes, **({"clip": used_clip} if self.guards.follows else {}),
-            **({"secure_sum": result.secure} if result.secure else {}),
+            "kept_bytes": result.kept_bytes, **told_of(result.tampered), **({"clip": used_clip} if self.guards.follows else {}),
+            **({"secure_sum": result.secure} if result.secure else {}), **spent,
         }])  # fmt: skip
         self.folder.clients(client_rows(scores, self.world.population, index + 1))
         self.progress.round = index + 1
         self.progress.seconds.append(seconds)
-        if (index + 1) % self.settings.checkpoint_every == 0 or index + 1 == self.total:
+        if (index + 1) % self.settings.checkpoint_every == 0 or self.horizon.ends_with(index, self.progress.round):
+            self.progress.attempts = self.account.attempts
             self.progress.log_sizes = self.folder.sizes()
             self.store.save(self.state, self.progress)
         for line in void:
@@ -204,6 +191,8 @@ class Runner:
             self.watcher.note(f"Round {index + 1}: client {line['client']} {what}: {line['reason']}")
         for text in backend.remarks():
             self.watcher.note(text)
+        if (epsilon := spent.get("epsilon", {}).get(self.account.spending.headline())) is not None:
+            self.watcher.spent(epsilon)
         self.watcher.round(index + 1, phase.name, seconds, self.headline(lines), self.bytes_total)
 
     def of_clients(
@@ -225,7 +214,7 @@ class Runner:
         for attempt in range(attempts):
             key = Key(self.guards.cohort_seed(self.settings.seed), ("cohort", index, *(("attempt", attempt) if attempt else ())))
             cohort = phase.cohort.draw(len(self.world.population), key)
-            round = self.round_at(phase, first, index, cohort)
+            round = self.horizon.round_at(index, cohort)
             state = with_new_groups(self.state, phase.method.server_state(hub_of(self.world, round)))
             fresh = frozenset(c for c in cohort if (self.store.clients.version(c) or 0) <= first)
             local = frozenset(cohort if self.evaluated(index) else ()) & self.chosen(round, cohort)
@@ -234,9 +223,13 @@ class Runner:
                 self.world, backend, rules, round, state, self.store.clients, fresh, delivered,
                 attempt=attempt, evaluate_local=local,
             )  # fmt: skip
+            ticket = self.account.begin(self.account.planned(index + 1, phase.cohort, cohort, runner.slots))
             try:
-                return runner.run(), lost
+                result = runner.run()
+                self.account.end(ticket, result.sent)
+                return result, lost
             except TooFew as few:
+                self.account.end(ticket, few.result.sent)
                 lost.append(few)
                 for client, failure in few.result.left_out:
                     self.watcher.note(f"Round {index + 1}: client {client} left out: {failure.reason}")
@@ -295,7 +288,7 @@ class Runner:
         return {where: dict(sorted(by_client.items())) for where, by_client in scores.items()}, dict(sorted(failed.items()))
 
     def evaluated(self, index: int) -> bool:
-        return (index + 1) % self.settings.eval_every == 0 or index + 1 == self.total
+        return (index + 1) % self.settings.eval_every == 0 or self.horizon.ends_with(index, self.progress.round)
 
     def chosen(self, round: Round, cohort: tuple[ClientId, ...]) -> frozenset[ClientId]:
         """Who is evaluated: the same clients every round, and everybody in the last one."""
@@ -304,13 +297,10 @@ class Runner:
         if which == "cohort":
             return frozenset(cohort)
         size = min(count, _EVALUATED_BY_DEFAULT) if which == "all" else min(count, int(which))
-        if size == count or (which == "all" and round.index + 1 == self.total):
+        if size == count or (which == "all" and self.horizon.ends_with(round.index, self.progress.round)):
             return frozenset(range(count))
         chosen = Key(self.settings.seed, ("evaluated",)).numpy().choice(count, size, replace=False)
         return frozenset(int(client) for client in chosen)
-
-    def round_at(self, phase: Phase, first: int, index: int, cohort: tuple[ClientId, ...]) -> Round:
-        return Round(index, self.total, phase.name, index - first, phase.rounds, cohort, len(self.world.population))
 
     def headline(self, lines: list[dict[str, Any]]) -> float | None:
         """The main metric of the model that the run is about."""
@@ -318,58 +308,41 @@ class Runner:
         found: float | None = tests.get("personal", tests.get("global"))
         return found
 
+    def stopped(self) -> str | None:
+        """Why the run ended before its plan did."""
+        at = self.progress.round
+        return None if at == self.total else f"Stopped after round {at} of {self.total}: {self.account.why_stopped()}"
+
     def event(self, line: Mapping[str, Any]) -> None:
         self.folder.lines("metrics.jsonl", [line])
         self.watcher.note(str(line.get("text", line)))
 
     def finish(self) -> Finish:
-        summary = summarise_run(self)
+        if (stopped := self.stopped()) is not None:
+            self.watcher.note(stopped)
+        summary = summarise_run(
+            self.folder, self.world.metric, about=self.about, seed=self.settings.seed, rounds=self.progress.round,
+            clients=len(self.world.population), seconds=self.progress.seconds, backend=self.choice.backend,
+            privacy=self.account.summary(), secure=self.guards.secure, stopped=stopped,
+        )  # fmt: skip
+        summary = told_of_run(summary, self.world, self.folder.read("metrics.jsonl"))
         write_json(self.path / "summary.json", summary)
         return Finish(self.path, summary, self.state, self.store.clients)
 
 
-def summarise_run(runner: Runner) -> dict[str, Any]:
-    wire = runner.folder.read("wire.jsonl")
-    metric, clients = runner.world.metric, len(runner.world.population)
-    up = sum(line["bytes"] for line in wire if line["direction"] == "up" and not line["once"])
-    down = sum(line["bytes"] for line in wire if line["direction"] == "down" and not line["once"])
-    once = sum(line["bytes"] for line in wire if line["once"])
-    seconds = runner.progress.seconds
-    guards = runner.guards
-    return {
-        **{key: runner.about.get(key) for key in ("recipe", "method")},
-        "seed": runner.settings.seed,
-        "rounds": runner.total,
-        "clients": clients,
-        "results": results(runner.folder.read("metrics.jsonl"), metric.main, metric.directions),
-        "bytes": {"up": up, "down": down, "once": once, "up_per_client": up / clients, "down_per_client": down / clients},
-        "seconds": {"total": sum(seconds), "per_round_median": statistics.median(seconds) if seconds else None},
-        "backend": runner.choice.backend,
-        "privacy": None if guards.clip is None else {
-            "clip": guards.clip, "noise": guards.noise, "split": guards.split, "epsilon": None,
-            "note": privacy_note(guards),
-        },
-    }  # fmt: skip
-
-
-def privacy_note(guards: Guards) -> str:
-    done = "clipped and noised" if guards.private else "clipped, without noise"
-    repeatable = "; the noise has an audit seed, so it can be repeated and protects nobody" if guards.audit_seed is not None else ""
-    return f"{done}, not accounted: no epsilon is claimed{repeatable if guards.private else ''}"
-
-
 def run(
     plan: Plan, population: Population, *, net: Net, metric: Metric, out: Path | str, guards: Guards = Guards(),
-    settings: Settings = Settings(), watcher: Watcher | None = None, about: Mapping[str, Any] | None = None,
-    resume: bool = False,
+    reduce: Reduce = Mean(), attack: Attack | None = None, settings: Settings = Settings(), watcher: Watcher | None = None,
+    about: Mapping[str, Any] | None = None, resume: bool = False,
 ) -> Finish:  # fmt: skip
-    """Run a plan over a population and leave a run folder at `out`."""
+    """Run a plan over a population and leave a run folder at `out`. With an `attack` some clients poison the run."""
     path = Path(out)
     if not resume and path.exists() and any(path.iterdir()):
         raise ValueError(f"The folder '{path}' is not empty. Choose another --out, or go on with: coterie run --resume {path}")
     runner = Runner(
-        plan, population, net, metric, path, guards=guards, settings=settings, watcher=watcher or Silent(), about=about or {}
-    )
+        plan, population, net, metric, path, guards=guards, reduce=reduce, attack=attack, settings=settings,
+        watcher=watcher or Silent(), about=about or {},
+    )  # fmt: skip
     runner.start(resume=resume)
     return runner.run()
 
@@ -388,9 +361,6 @@ def placed(population: Population, device: torch.device, dtype: torch.dtype) -> 
     return population.moved(lambda c: c.to(device, dtype if c.is_floating_point() else None), decoded=decoded)
 
 
-def _names(rows: list[Mapping[str, float]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _means(rows: list[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: sum(found) / len(found) for name in names if (found := [row[name] for row in rows if name in row])}

@@ -15,6 +15,7 @@ from coterie.engine.border import Refused
 from coterie.engine.wire import Ledger
 from coterie.message import Message
 from coterie.method import Round
+from coterie.privacy.clipping import BIT
 from coterie.privacy.guards import Guards
 from coterie.privacy.noise import NoiseSource, grid_step
 from coterie.privacy.secure_sum import FixedPoint, InProcess, SecureSum
@@ -22,7 +23,9 @@ from coterie.privacy.secure_sum.in_process import STEPS, Step
 from coterie.privacy.secure_sum.vector import Layout, weighed
 from coterie.randomness import Key
 from coterie.states import ClientId
+from coterie.tensors import scale
 
+_ROUNDING = 2**32  # no round of any run has this number
 _TRAFFIC: tuple[Step, ...] = ("keys", "shares", "unmask")
 
 
@@ -30,19 +33,16 @@ class SecureRound:
     """The real protocol of all clients of one attempt of a round, in this process."""
 
     def __init__(
-        self, guards: Guards, layout: Layout, round: Round, noise: NoiseSource, device: torch.device, ledger: Ledger, dropouts: Key
+        self, guards: Guards, layout: Layout, round: Round, device: torch.device, ledger: Ledger, dropouts: Key
     ) -> None:
         assert guards.secure is not None
-        self.guards, self.layout, self.noise, self.device, self.ledger = guards, layout, noise, device, ledger
+        self.guards, self.layout, self.device, self.ledger = guards, layout, device, ledger
+        # rounding has numbers of its own, so that an audit's noise is the same with and without a secure sum
+        self.rounding = NoiseSource(guards.audit_seed, _ROUNDING + round.index)
         self.silent_from = draw_dropouts(guards.secure, round.cohort, dropouts)
         self.protocol = InProcess(guards.secure, round.index, round.cohort, layout.length, self.silent_from)
-        self.code = FixedPoint(len(round.cohort), guards.coordinate_bound, guards.secure.bits)
+        self.code = fixed_point(guards, len(round.cohort))
         self.clamped = 0
-        if guards.private and guards.mechanism == "discrete" and self.code.step > grid_step(guards.clip or 0.0):
-            raise ValueError(
-                f"A secure sum of {len(round.cohort)} clients in {guards.secure.bits} bits counts in steps of {self.code.step:.1e}, coarser than "
-                f"the grid of the discrete noise, {grid_step(guards.clip or 0.0):.1e}. Use 64 bits, or mechanism='gaussian'."
-            )
 
     def open(self) -> None:
         """Keys and shares of everybody, before anybody trains."""
@@ -51,16 +51,18 @@ class SecureRound:
     def sends(self, client: ClientId) -> bool:
         return self.protocol.sends(client)
 
-    def add(self, client: ClientId, message: Message) -> None:
-        """Encode, mask and send what the guards left of a client's Message."""
+    def add(self, client: ClientId, message: Message, *, attacks: bool = False) -> None:
+        """Encode, mask and send what the guards left of a client's Message; an attacker takes all of the range that there is."""
         if self.guards.private:  # holds a clip(Delta) + noise and a + noise already
             groups, weight = message.groups, float(message.weight if message.weight is not None else 1.0)
         else:
             weight = self.guards.weight_of(message)
             groups = weighed(message, self.layout.slots, weight)
+        if BIT in groups:
+            groups = {**groups, BIT: scale(groups[BIT], self.guards.bit_scale)}
         vector = self.layout.vector(groups, weight * self.guards.weight_scale)
         try:
-            encoded, clamped = self.code.encode(vector, self.noise.uniform(vector.size), clamp=self.guards.private)
+            encoded, clamped = self.code.encode(vector, self.rounding.uniform(vector.size), clamp=self.guards.private or attacks)
         except ValueError as error:
             raise Refused(f"kept its vector back: {error}") from error
         self.clamped += clamped
@@ -72,6 +74,8 @@ class SecureRound:
     def close(self) -> Message:
         """The sum as one Message, ready to be folded: under noise S and A, else the mean of all and its weight."""
         groups, last = self.layout.groups(self.code.decode(self.protocol.close()), self.device)
+        if BIT in groups:
+            groups[BIT] = scale(groups[BIT], 1.0 / self.guards.bit_scale)
         weight = last / self.guards.weight_scale if self.guards.weight_scale else 0.0  # with kappa 0 none travels
         if not self.guards.private and weight > 0:
             for name, slot in self.layout.slots.items():
@@ -94,6 +98,19 @@ class SecureRound:
             "range": self.code.bound, "error_of_sum": self.code.error, "survivors": len(server.survivors),
             "recovered": len(server.shared - server.survivors), "clamped": self.clamped,
         }  # fmt: skip
+
+
+def fixed_point(guards: Guards, clients: int) -> FixedPoint:
+    """How a cohort of this size writes its numbers; discrete noise must find its grid among them."""
+    assert guards.secure is not None
+    code = FixedPoint(clients, guards.coordinate_bound, guards.secure.bits)
+    grid = grid_step(guards.clip or 1.0)
+    if guards.private and guards.mechanism == "discrete" and code.step > grid:
+        raise ValueError(
+            f"A secure sum of {clients} clients in {code.bits} bits counts in steps of {code.step:.1e}, coarser than the grid of the "
+            f"discrete noise, {grid:.1e}. Use 64 bits, or mechanism='gaussian'."
+        )
+    return code
 
 
 def draw_dropouts(secure: SecureSum, cohort: tuple[ClientId, ...], key: Key) -> dict[ClientId, Step]:

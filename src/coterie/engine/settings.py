@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from coterie.engine.loop import Order
 
 BackendName = Literal["auto", "loop", "pool", "graph", "stacked"]
-Precision = Literal["fp32", "tf32", "fp64"]
+Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Settings:
     seed: int = 0
     backend: BackendName = "auto"
     workers: int | None = None
-    width: int = 10
+    width: int | None = None
     threads: int = 1
     devices: str = "auto"
     precision: Precision = "fp32"
@@ -33,14 +33,15 @@ class Settings:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("threads", "width", "eval_every", "checkpoint_every", "min_cohort", "max_attempts"):
+        for name in ("threads", "eval_every", "checkpoint_every", "min_cohort", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}. Use 1 or more.")
         for name, known in (("backend", get_args(BackendName)), ("precision", get_args(Precision)), ("order", get_args(Order))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, found '{getattr(self, name)}'. Use one of those.")
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers must be at least 1, found {self.workers}. Use for example 2.")
+        for name in ("workers", "width"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}. Use for example 2.")
         if self.eval_clients not in ("all", "cohort") and not (self.eval_clients.isdecimal() and int(self.eval_clients) > 0):
             raise ValueError(f"eval_clients must be all, cohort or a number, found '{self.eval_clients}'. Use for example 50.")
         if not self.norm_ratio > 0:

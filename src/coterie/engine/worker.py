@@ -21,10 +21,13 @@ from coterie.engine.allocator import keep_freed_memory
 from coterie.engine.answers import conclude
 from coterie.engine.backend import EvaluateJob, TrainJob, World
 from coterie.engine.client import Failure, Finished
-from coterie.engine.loop import advance, evaluation, start
+from coterie.engine.devices import set_precision
+from coterie.engine.graph import Graph
+from coterie.engine.loop import Loop, advance, evaluation, start
 from coterie.message import Message, pack_groups, unpack, unpack_groups
 from coterie.method import Exchange, Predictor, Round
 from coterie.states import ClientId, Content
+from coterie.tensors import Groups, Tensors
 
 
 @dataclass(frozen=True)
@@ -43,22 +46,30 @@ class AnswerJob:
     answer: bytes | Failure
 
 
-def work(connection: Connection, world: World) -> None:
+@dataclass(frozen=True)
+class Place:
+    """Where a worker computes, and in which precision."""
+
+    device: str
+    precision: str
+
+
+def work(connection: Connection, world: World, place: Place) -> None:
     """A worker's life: until the parent says stop or goes away."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    known = _Known(replace(world, population=world.population.unpacked()))  # type: ignore[attr-defined]
+    known = _Known.at(place, world)
     try:
         connection.send("ready")
         while (order := connection.recv()) is not None:
             kind, *rest = order
             if kind == "public":
                 digest, data = rest
-                known.public[digest] = Content(unpack(data), digest)
+                known.public[digest] = Content(known.here(unpack(data)), digest)
             elif kind == "round":
                 (known.round,) = rest
             elif kind == "predictor":
-                known.predictor = _unpack_predictor(*rest)
+                known.predictor = _unpack_predictor(known, *rest)
             else:
                 try:
                     reply = _go_on(known, *rest) if kind == "answer" else _do(known, kind, *rest)
@@ -77,10 +88,33 @@ class _Known:
     """What a worker was told once and need not be told again."""
 
     world: World
+    device: torch.device
+    loop: Loop
     public: dict[str, Content] = field(default_factory=dict)
     round: Round | None = None
     predictor: Predictor | None = None
     waiting: dict[ClientId, Generator[Exchange, Message, Finished | Failure]] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, place: Place, world: World) -> _Known:
+        """The world with its data and its net on the worker's own device."""
+        device = torch.device(place.device)
+        set_precision(place.precision)
+        population = world.population.unpacked()  # type: ignore[attr-defined]
+        if device.type != "cpu":
+            population = population.moved(lambda column: column.to(device))
+        own = replace(world, population=population, net=world.net.to(device))  # type: ignore[attr-defined]
+        return cls(own, device, Loop(own) if device.type == "cpu" else Graph(own))
+
+    def here(self, tensors: Tensors) -> Tensors:
+        return {name: value.to(self.device) for name, value in tensors.items()}
+
+    def groups(self, packed: bytes) -> Groups:
+        return {group: self.here(values) for group, values in unpack_groups(packed).items()}
+
+    def message(self, packed: bytes) -> Message:
+        arrived = Message.from_bytes(packed)
+        return arrived.with_(**{group: self.here(values) for group, values in arrived.groups.items()})
 
 
 def _do(known: _Known, kind: str, head: Any, packed_row: bytes, packed_down: bytes) -> Any:
@@ -88,12 +122,13 @@ def _do(known: _Known, kind: str, head: Any, packed_row: bytes, packed_down: byt
     assert round is not None
     client, names, *rest = head
     public = {name: known.public[digest] for name, digest in names.items()}
-    row, down = unpack_groups(packed_row), Message.from_bytes(packed_down)
+    row, down = known.groups(packed_row), known.message(packed_down)
     if kind == "evaluate":
         (given,) = rest
-        return conclude(evaluation(world, EvaluateJob(client, round, public, row, down, known.predictor if given else None)))
+        asking = evaluation(world, EvaluateJob(client, round, public, row, down, known.predictor if given else None))
+        return conclude(asking, known.loop.reply_to)
     attempt, local, kinds = rest
-    known.waiting[client] = start(world, TrainJob(client, round, row, down, public, attempt, local, kinds))
+    known.waiting[client] = start(world, TrainJob(client, round, row, down, public, attempt, local, kinds), known.loop.reply_to)
     return _advance(known, client, None)
 
 
@@ -101,7 +136,7 @@ def _go_on(known: _Known, client: ClientId, answer: bytes | Failure) -> Any:
     if isinstance(answer, Failure):
         known.waiting.pop(client).close()
         return answer
-    return _advance(known, client, Message.from_bytes(answer))
+    return _advance(known, client, known.message(answer))
 
 
 def _advance(known: _Known, client: ClientId, reply: Message | None) -> Any:
@@ -128,8 +163,8 @@ def pack_predictor(predictor: Predictor) -> tuple[Any, ...]:
     return predictor.fn, *parts, dict(predictor.noise)
 
 
-def _unpack_predictor(fn: Any, params: bytes, buffers: bytes, refs: bytes, noise: Any) -> Predictor:
-    groups = {"params": unpack_groups(params), "buffers": unpack_groups(buffers), "refs": unpack_groups(refs)}
+def _unpack_predictor(known: _Known, fn: Any, params: bytes, buffers: bytes, refs: bytes, noise: Any) -> Predictor:
+    groups = {"params": known.groups(params), "buffers": known.groups(buffers), "refs": known.groups(refs)}
     return Predictor(fn=fn, noise=noise, **groups)
 
 
@@ -139,7 +174,7 @@ class PackedPopulation:
 
     head: Population
     tables: list[dict[str, torch.Tensor]]
-    views: list[list[tuple[int, np.ndarray, Any]]]
+    views: list[dict[str, tuple[int, np.ndarray, Any]]]
 
     @classmethod
     def of(cls, population: Population) -> PackedPopulation:
@@ -147,14 +182,14 @@ class PackedPopulation:
         tables = shared.tables()
         place = {id(table): i for i, table in enumerate(tables)}
         views = [
-            [(place[id(v.columns)], v.index.numpy(), v.decode) for v in (parts.train, parts.validation, parts.test)]
+            {name: (place[id(v.columns)], v.index.numpy(), v.decode) for name, v in vars(parts).items() if v is not None}
             for parts in shared.parts
         ]
         return cls(replace(population, parts=[], names=(), public={}, central_test=None), tables, views)
 
     def unpacked(self) -> Population:
         parts = [
-            ClientParts(*(View(self.tables[table], torch.from_numpy(index), decode) for table, index, decode in client))
+            ClientParts(**{name: View(self.tables[table], torch.from_numpy(index), decode) for name, (table, index, decode) in client.items()})
             for client in self.views
         ]
         return replace(self.head, parts=parts, names=tuple(str(i) for i in range(len(parts))))

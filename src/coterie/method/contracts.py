@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from coterie.tensors import Tensors
@@ -51,6 +52,8 @@ class Net(Protocol):
     def num_outputs(self) -> int: ...
     @property
     def groups(self) -> Mapping[str, tuple[str, ...]]: ...  # layer groups, input to output
+    @property
+    def lower_precision(self) -> torch.dtype | None: ...  # what it computes in, where that is not its parameters' dtype
     @property
     def buffer_groups(self) -> Mapping[str, tuple[str, ...]]: ...  # the buffers of the same groups
 

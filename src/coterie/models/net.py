@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
 
 from coterie.models.norm import BatchNorm, own_batch_norms
 from coterie.tensors import Tensors, clone
@@ -57,6 +58,12 @@ class Net:
         self._plain = self._modes[True]
         self._variants: dict[tuple[bool, bool], nn.Module] = {}  # training modules whose norms look at their flags or at the mask
         self._flags = (False, False)  # selective, masked
+        self._lower: torch.dtype | None = None  # what the module computes in, where that is not its parameters' dtype
+
+    @property
+    def lower_precision(self) -> torch.dtype | None:
+        """What the module computes in, where that is not its parameters' own dtype."""
+        return self._lower
 
     @property
     def head_names(self) -> tuple[str, ...]:
@@ -154,6 +161,15 @@ class Net:
         other._constants = {n: move(v) for n, v in self._constants.items()}
         return other
 
+    def computing_in(self, dtype: torch.dtype) -> Net:
+        """The net that computes in a lower precision from parameters, and to outputs, that stay as they are.
+
+        Batch norms keep parameters and statistics as they are. Casts by hand, because autocast has none under vmap's backward.
+        """
+        other = copy.copy(self)
+        other._lower = dtype
+        return other
+
     def with_parts(self, **modules: nn.Module) -> Net:
         """The net with further modules of a method's own, reached by `call(part=name)`."""
         grown = nn.ModuleDict(modules)
@@ -212,12 +228,28 @@ class Net:
     ) -> tuple[Any, Tensors]:
         # cloned because batch norm writes its statistics in place, and the caller's must stay as they are
         after = {name: value.clone() for name, value in buffers.items()} if module.training else buffers
-        given = self._with_ties({**self._constants, **after, **params})
+        given = self._with_ties(self._lowered({**self._constants, **after, **params}))
         inside = {name[len(prefix) :]: value for name, value in given.items() if name.startswith(prefix)}
-        return functional_call(module, inside, inputs, strict=False, tie_weights=False), after  # looking for ties would cost every call
+        if self._lower is not None:
+            inputs = tree_map_only(Tensor, self._cast_down, inputs)
+        out = functional_call(module, inside, inputs, strict=False, tie_weights=False)  # looking for ties would cost every call
+        return out if self._lower is None else tree_map_only(Tensor, _cast_up, out), after
+
+    def _lowered(self, given: Tensors) -> Tensors:
+        if self._lower is None:
+            return given
+        norms = tuple(f"{name}." for name in self._norms)
+        return {name: value if norms and name.startswith(norms) else self._cast_down(value) for name, value in given.items()}
+
+    def _cast_down(self, value: Tensor) -> Tensor:
+        return value.to(self._lower) if value.is_floating_point() else value
 
     def _with_ties(self, given: Tensors) -> Tensors:
         return {**given, **{other: given[name] for other, name in self._ties.items() if name in given}}
+
+
+def _cast_up(value: Tensor) -> Tensor:
+    return value.float() if value.is_floating_point() else value
 
 
 def _ties_of(module: nn.Module) -> dict[str, str]:

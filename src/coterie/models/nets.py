@@ -15,7 +15,7 @@ from coterie.models.norm import BatchNorm
 
 def mlp(inputs: int, num_classes: int, hidden: tuple[int, ...] = (64,), loss: TaskLoss = CrossEntropy()) -> Net:
     """Fully connected layers with ReLU on the flattened input; without hidden ones it is softmax regression."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict() if hidden else OrderedDict(flat=nn.Flatten())
+    layers: OrderedDict[str, nn.Module] = OrderedDict() if hidden else OrderedDict(flatten=nn.Flatten())
     width = inputs
     for i, size in enumerate(hidden, 1):
         layers[f"layer{i}"] = nn.Sequential(nn.Flatten(), nn.Linear(width, size), nn.ReLU())

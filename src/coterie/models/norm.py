@@ -36,9 +36,13 @@ class BatchNorm(nn.Module):
         several = x.numel() > x.shape[1]  # one value per channel has no variance: it is normalised as in evaluation
         if self.training and several and (self.selective or self.masked):
             return self._by_hand(x)
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, self.training and several, self.momentum, self.eps
-        )
+        training = self.training and several
+        if x.dtype != self.weight.dtype and not training:  # vmap's rule for evaluation knows no mixture of precisions
+            return self._normalised(x.to(self.weight.dtype), training).to(x.dtype)
+        return self._normalised(x, training)
+
+    def _normalised(self, x: Tensor, training: bool) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps)
 
     def fix_scale(self) -> None:
         """No scale and no shift to train: the ones and zeros become constants."""
@@ -47,7 +51,8 @@ class BatchNorm(nn.Module):
             delattr(self, name)
             self.register_buffer(name, value, persistent=False)
 
-    def _by_hand(self, x: Tensor) -> Tensor:
+    def _by_hand(self, given: Tensor) -> Tensor:
+        x = given.to(self.weight.dtype)  # statistics of a lower precision would not add up
         shape = [1, -1] + [1] * (x.dim() - 2)
         mean, var, count = self._statistics(x)
         live = self.live & (count > 1)
@@ -59,7 +64,7 @@ class BatchNorm(nn.Module):
         unbiased = var.detach() * (count / (count - 1).clamp(min=1))
         self.running_mean += step * (mean.detach() - self.running_mean)
         self.running_var += step * (unbiased - self.running_var)
-        return out
+        return out.to(given.dtype)
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance of every channel over the real rows, and how many numbers those are."""

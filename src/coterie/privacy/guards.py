@@ -28,7 +28,7 @@ from coterie.privacy.noise import Mechanism, NoiseSource, grid_step
 from coterie.privacy.release import Release, Sampling
 from coterie.privacy.secure_sum.settings import SecureSum
 from coterie.privacy.secure_sum.vector import check_slots
-from coterie.tensors import Groups, Tensors
+from coterie.tensors import Groups, Tensors, norm, scale
 
 
 class Unguardable(ValueError):
@@ -150,11 +150,16 @@ class Guards:
     @property
     def coordinate_bound(self) -> float:
         """The range that a secure sum reserves for one client's coordinate: C + 8 sigma C under noise, with both factors of kappa."""
-        bit = 0.5 + 8.0 * self._of_one(self.bit_noise or 0.0) if self.follows else 0.0
+        bit = self.bit_scale * (0.5 + 8.0 * self._of_one(self.bit_noise or 0.0)) if self.follows else 0.0
         if self.private:
             return max((self.clip or 0.0) * max(1.0, self.kappa) + 8.0 * self.noise_std, bit)
         declared = self.secure.range if self.secure is not None else None
         return max(declared or self.clip or 0.0, bit)
+
+    @property
+    def bit_scale(self) -> float:
+        """What a bit of 1 is in a secure sum: at most C, and a power of two, so that the grid of discrete noise stays one."""
+        return math.ldexp(1.0, math.frexp(self.clip or 1.0)[1] - 1)
 
     @property
     def weight_scale(self) -> float:
@@ -262,6 +267,16 @@ class Guards:
         if self.follows and guarded:
             done[BIT] = {"within": _HALF if whole <= self.clip else -_HALF}
         return replace(message, groups={**message.groups, **done}, weight=self._counted(message, weight))
+
+    def unprotected(self, message: Message, slots: Mapping[str, Slot]) -> Message:
+        """What a client sends that runs no guard: in the form that the server sums (PT-D2's), without clip or noise."""
+        guarded = self._guarded(message, slots)
+        weight = self.weight_of(message) if self.private else 1.0
+        groups = {name: scale(group, weight) for name, group in guarded.items()} if self.private else {}
+        if self.follows and guarded:
+            groups[BIT] = {"within": _HALF if float(norm(guarded.values())) <= (self.clip or 0.0) else -_HALF}
+        counted = None if self.private and not self.kappa else self._counted(message, weight)
+        return replace(message, groups={**message.groups, **groups}, weight=counted)
 
     def nothing_but_noise(self, slots: Mapping[str, Slot], noise: NoiseSource) -> Message:
         """What an empty cohort releases: the noise on zeros that a smallest cohort's would add up to, so that emptiness is not told."""

@@ -46,25 +46,27 @@ def compare_cifar10(
     training = Training(optim=SGD(lr=lrs[0], momentum=momentum, weight_decay=weight_decay), epochs=epochs, batch_size=batch_size)
     worlds = {seed: _world(seed, clients, beta, data_dir, limit) for seed in (selection_seed, *seeds)}
     who = privacy.cohort(cohort, clients)
-    guards = privacy.guards(who, clients, rounds, session.settings)
-    session.tell(told(guards))
+    guarded = {seed: privacy.guards(who, population, rounds, session.settings) for seed, (population, _) in worlds.items()}
+    session.tell(told(guarded[selection_seed]))
     for method in methods:
         best = lrs[0]
         if len(lrs) > 1:
-            scores = {lr: _select(session, method, lr, training, rounds, anchors, who, guards, selection_seed, worlds) for lr in lrs}
+            scores = {
+                lr: _select(session, method, lr, training, rounds, anchors, who, selection_seed, worlds, guarded[selection_seed]) for lr in lrs
+            }
             best = max(scores, key=lambda lr: -math.inf if math.isnan(scores[lr]) else scores[lr])
         plan = _plan(method, _with_rate(training, best), rounds, anchors, who)
         for seed in seeds:
             population, net = worlds[seed]
             session.run(
-                plan, population, net=net, metric=Classification(10), method=method, name=f"{method}/seed-{seed}", guards=guards,
-                settings=replace(session.settings, seed=seed),
+                plan, population, net=net, metric=Classification(10), method=method, name=f"{method}/seed-{seed}",
+                settings=replace(session.settings, seed=seed), guards=guarded[seed],
             )  # fmt: skip
 
 
 def _select(
-    session: Session, method: str, lr: float, training: Training, rounds: int, anchors: int, who: Cohort, guards: Guards,
-    seed: int, worlds: dict[int, tuple[Population, Net]],
+    session: Session, method: str, lr: float, training: Training, rounds: int, anchors: int, who: Cohort, seed: int,
+    worlds: dict[int, tuple[Population, Net]], guards: Guards,
 ) -> float:  # fmt: skip
     """The validation accuracy after the last round with this rate."""
     population, net = worlds[seed]

@@ -41,7 +41,7 @@ def compare_digits(
     who = privacy.cohort(cohort, len(population))
     plans = build_plans(methods, rounds, training, buffers, who, knobs, SHAPE)
     instead = {"centralized": pooled(population)}
-    guards = privacy.guards(who, len(population), rounds, session.settings)
+    guards = privacy.guards(who, population, rounds, session.settings)
     session.tell(told(guards))
     session.run_all(plans, population, net=model, metric=Classification(10), instead=instead, guards=guards)
 

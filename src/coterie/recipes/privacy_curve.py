@@ -90,10 +90,11 @@ def guards_of(session: Session, curve: Curve, privacy: Privacy) -> dict[float | 
     found: dict[float | None, tuple[Cohort, Guards]] = {}
     size = max(1, round(curve.rate * curve.clients))
     sampling = privacy.sampling or "poisson"
+    population, _ = curve.world(curve.methods[0], curve.seeds[0])
     for epsilon in dict.fromkeys((*curve.epsilons, None)):
         asked = replace(privacy, epsilon=epsilon, sampling=sampling)
         cohort = asked.cohort(None if size == curve.clients else size, curve.clients)
-        found[epsilon] = cohort, asked.guards(cohort, curve.clients, curve.rounds, session.settings)
+        found[epsilon] = cohort, asked.guards(cohort, population, curve.rounds, session.settings)
     return found
 
 

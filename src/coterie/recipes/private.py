@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from coterie.data.examples import Population
 from coterie.engine.settings import Settings
 from coterie.method import Cohort, Everyone, Fixed, Poisson
 from coterie.options import OptionGroup
@@ -14,6 +15,8 @@ from coterie.privacy.clipping import ClipGroups, ClipMode
 from coterie.privacy.guards import Guards
 from coterie.privacy.noise import Mechanism
 from coterie.privacy.release import Sampling, Split
+from coterie.privacy.secure_sum.settings import Bits
+from coterie.recipes.secure import secured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,12 @@ class Privacy(OptionGroup):
     --split full          every client adds its share of the noise, or all of it
     --mechanism discrete  continuous noise, or on a grid and drawn exactly
     --audit-seed 1        noise that can be repeated, for audits: it protects nobody (default: fresh)
+    --secure-sum          the server learns the sum of all updates only (needs coterie[privacy])
+    --secure-threshold    clients that must stay to the end of a secure sum (default: over 2/3)
+    --secure-bits         of the whole numbers that are summed, 32 or 64
+    --secure-neighbours   with how many others a client masks (default: all)
+    --secure-range        largest coordinate of a client's change (default: 8, or clip and noise)
+    --secure-dropout      chance that a client falls silent in a round, for experiments
     """
 
     clip: float | None = None
@@ -44,6 +53,12 @@ class Privacy(OptionGroup):
     split: Split = "share"
     mechanism: Mechanism = "gaussian"
     audit_seed: int | None = None
+    secure_sum: bool = False
+    secure_threshold: int | None = None
+    secure_bits: Bits = 32
+    secure_neighbours: int | None = None
+    secure_range: float | None = None
+    secure_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         if self.noise and self.epsilon is not None:
@@ -60,13 +75,21 @@ class Privacy(OptionGroup):
         """Who takes part: everybody, or `size` clients (on average, if Poisson: q = size / clients, PT-D6)."""
         if size is None:
             return Everyone()
-        if not 1 <= size <= clients:
-            raise ValueError(f"The cohort ({size}) must be a number from 1 to the population. Use --cohort {clients} or less.")
+        if size > clients:
+            raise ValueError(f"The cohort ({size}) is larger than the population ({clients}). Use --cohort {clients} or less.")
+        if size < 1:
+            raise ValueError(f"A cohort needs at least 1 client, found {size}. Use a number between 1 and the population.")
         poisson = self.sampling == "poisson" or (self.sampling is None and self.noised)
         return Poisson(size / clients) if poisson else Fixed(size)
 
-    def guards(self, cohort: Cohort, clients: int, rounds: int, settings: Settings) -> Guards:
+    def guards(self, cohort: Cohort, population: Population, rounds: int, settings: Settings) -> Guards:
         """The guards of a run of so many rounds; with --epsilon the noise that keeps it, and the budget that stops the run."""
+        return secured(
+            self._noisy(cohort, len(population), rounds, settings), population, secure_sum=self.secure_sum, threshold=self.secure_threshold,
+            bits=self.secure_bits, neighbours=self.secure_neighbours, range=self.secure_range, dropout=self.secure_dropout,
+        )  # fmt: skip
+
+    def _noisy(self, cohort: Cohort, clients: int, rounds: int, settings: Settings) -> Guards:
         if self.clip is None:
             return Guards()
         least = settings.min_cohort if settings.min_cohort > 1 else smallest_cohort(cohort, clients)
@@ -79,7 +102,7 @@ class Privacy(OptionGroup):
             return replace(guards, budget=Budget(delta=delta, view=self.view)) if guards.private else guards
         budget = Budget(epsilon=self.epsilon, delta=delta, view=self.view)
         sampling, rate = sampling_of(cohort, clients)
-        scheme = Scheme(sampling=sampling, rate=rate, split=self.split, min_cohort=least)
+        scheme = Scheme(sampling=sampling, rate=rate, split=self.split, min_cohort=least, secure=self.secure_sum)
         return replace(guards, noise=noise_for(budget, scheme, rounds), budget=budget)
 
 

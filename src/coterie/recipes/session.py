@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from coterie.attacks.poison import Attack
 from coterie.data.examples import Finding, Population, View, whole
 from coterie.engine.check import check, check_history
 from coterie.engine.folder import write_json
@@ -22,6 +23,8 @@ from coterie.options import arguments_of
 from coterie.privacy.guards import Guards
 from coterie.randomness import Key
 from coterie.recipes.folders import RECIPE_FILE, claim, default_folder, give_back, rounds_finished
+from coterie.reduce.mean import Mean
+from coterie.reduce.seam import Reduce
 from coterie.report.progress import Progress
 from coterie.report.records import read_lines
 
@@ -67,20 +70,23 @@ class Session:
         self.close()
 
     def check(self, plan: Plan, population: Population, *, net: Net, metric: Metric, name: str = "", guards: Guards = Guards(),
-              settings: Settings | None = None) -> None:  # fmt: skip
+              reduce: Reduce = Mean(), attack: Attack | None = None, settings: Settings | None = None) -> None:  # fmt: skip
         """Refuse now what `run` would refuse later: a recipe of several runs checks all plans before the first one trains."""
-        check(plan, population, net=net, metric=metric, guards=guards, settings=settings or self.settings)
+        check(plan, population, net=net, metric=metric, guards=guards, reduce=reduce, attack=attack,
+              settings=settings or self.settings)  # fmt: skip
         if self.resume:
             check_history(plan, read_lines(self.out / name / "metrics.jsonl")[0])
 
     def run(
         self, plan: Plan, population: Population, *, net: Net, metric: Metric, method: str, name: str = "",
-        guards: Guards = Guards(), settings: Settings | None = None, listed: bool = True,
+        guards: Guards = Guards(), reduce: Reduce = Mean(), attack: Attack | None = None, settings: Settings | None = None,
+        listed: bool = True,
     ) -> Finish:  # fmt: skip
         """Run one plan, in the session's folder or in the part of it called `name`; an unlisted one is no result."""
         settings = settings or self.settings
         path = self.out / name if name else self.out
-        self.check(plan, population, net=net, metric=metric, name=name, guards=guards, settings=settings)
+        self.check(plan, population, net=net, metric=metric, name=name, guards=guards, reduce=reduce, attack=attack,
+                   settings=settings)  # fmt: skip
         if self.rehearsal:
             raise Rehearsed
         self.write_recipe()
@@ -95,8 +101,8 @@ class Session:
             if self.resume and rounds_finished(path) == rounds:
                 progress.note(f"finished already, {rounds} rounds")
             finish = run(
-                plan, population, net=net, metric=metric, out=path, guards=guards, settings=settings,
-                watcher=progress, about=about, resume=self.resume or not name,
+                plan, population, net=net, metric=metric, out=path, guards=guards, reduce=reduce, attack=attack,
+                settings=settings, watcher=progress, about=about, resume=self.resume or not name,
             )  # fmt: skip
         if listed:
             self.finished[name or method] = finish

@@ -19,7 +19,7 @@ def walk_fable(
     population, net = digits(clients, beta, session.settings.seed)
     training = Training(optim=SGD(lr=lr), epochs=epochs, batch_size=32)
     who = privacy.cohort(cohort, len(population))
-    guards = privacy.guards(who, len(population), rounds, session.settings)
+    guards = privacy.guards(who, population, rounds, session.settings)
     session.tell(told(guards))
     plans = {
         "local": methods.local(rounds=rounds, training=training, cohort=who),

@@ -33,6 +33,7 @@ from coterie.models.talking import talking_head
 from coterie.privacy.guards import Guards
 from coterie.randomness import Key
 from coterie.recipes.private import Privacy
+from coterie.recipes.secure import secured
 from coterie.recipes.session import Session, beside, seeded
 from coterie.report.video import Panel, Provenance, check_reason, write_sheet, write_video
 from coterie.states import Content
@@ -47,7 +48,7 @@ def walk_privfedtalk(
     session: Session, *, rounds: int = 10, clients: int = 8, cohort: int | None = None, public_speakers: int = 128,
     autoencoder_steps: int = 1000, backbone_steps: int = 900, rank: int = 8, consistency: float = 0.05, sharpness: float = 0.5,
     freeze_a: bool = False, clip: float | None = None, noise: float = 0.0, fresh_noise: bool = False, sampler_steps: int = 8,
-    unmarked_because: str | None = None,
+    secure_sum: bool = False, unmarked_because: str | None = None,
 ) -> None:  # fmt: skip
     """A talking-head diffusion trained on public drawn speakers, then adapters for others; with a marked video.
 
@@ -73,7 +74,7 @@ def walk_privfedtalk(
         autoencoder_training=replace(AUTOENCODER_TRAINING, steps=-(-autoencoder_steps // _SERVER_ROUNDS)),
         backbone_training=replace(BACKBONE_TRAINING, steps=-(-backbone_steps // _SERVER_ROUNDS)),
     )  # fmt: skip
-    guards = Guards(clip=clip, noise=noise, audit_seed=None if fresh_noise else seed)
+    guards = secured(Guards(clip=clip, noise=noise, audit_seed=None if fresh_noise else seed), population, secure_sum=secure_sum, n_max=1.0)
     finish = session.run(plan, population, net=net, metric=Talking(), method="privfedtalk", guards=guards)
     method = plan[-1].method
     assert isinstance(method, PrivFedTalk)

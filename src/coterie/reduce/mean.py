@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from coterie.message import Message, Slot
+from coterie.reduce.seam import Reduce
 from coterie.tensors import Groups, Tensors
 
 _SMALLEST_MEAN_WEIGHT = 0.1  # A_min per expected client: noisy weights must not turn a division into an explosion
+
+
+@dataclass(frozen=True)
+class Mean(Reduce):
+    """The mean weighted by the Messages' weights, and plain sums: what every method expects where nothing else is said."""
+
+    @property
+    def needs_single_updates(self) -> bool:
+        return False
+
+    def fold(self, slots: Mapping[str, Slot], *, premultiplied: bool, expected: float, by_expected: bool = False) -> Fold:
+        return Fold(slots, premultiplied=premultiplied, expected=expected, by_expected=by_expected)
 
 
 class Fold:
@@ -29,9 +43,10 @@ class Fold:
         self._dtypes: dict[str, dict[str, torch.dtype]] = {}
         self._scalars: Tensors = {}
         self._weight = 0.0
-        self._count = 0
+        self.counted = 0
+        self.kept_bytes = 0  # nothing is kept: that is what a fold is for
 
-    def add(self, message: Message) -> None:
+    def add(self, message: Message, client: int = 0) -> None:
         weight = 1.0 if message.weight is None else float(message.weight)
         for name, group in message.groups.items():
             if self._slots[name].reduce == "each":
@@ -46,11 +61,11 @@ class Fold:
             term = value.double() * weight
             self._scalars[key] = self._scalars[key] + term if key in self._scalars else term
         self._weight += weight
-        self._count += 1
+        self.counted += 1
 
     def result(self) -> Message | None:
         """The folded Message; None when nobody came, or everybody counts for nothing."""
-        if self._count == 0 or (self._weight <= 0 and not self._premultiplied):
+        if self.counted == 0 or (self._weight <= 0 and not self._premultiplied):
             return None
         divisor = self._divisor or max(self._weight, self._floor)
 
@@ -63,3 +78,10 @@ class Fold:
         groups = {name: {key: finish(name, key, value) for key, value in group.items()} for name, group in self._sums.items()}
         scalars = {key: value / divisor for key, value in self._scalars.items()}
         return Message(groups, scalars, torch.tensor(self._divisor or self._weight, dtype=torch.float64))
+
+
+def sums_behind(mean: Message, *, expected: float) -> Groups:
+    """The sums that a noised mean was made of, as a server that watches itself knows them."""
+    weight = 1.0 if mean.weight is None else float(mean.weight)
+    divisor = max(weight, _SMALLEST_MEAN_WEIGHT * max(expected, 1.0))
+    return {name: {key: value.double() * divisor for key, value in group.items()} for name, group in mean.groups.items()}

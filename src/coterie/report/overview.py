@@ -12,10 +12,11 @@ from coterie.report.compare import compare_runs
 from coterie.report.comparison import difference_words
 from coterie.report.groups import Group, best_group, conditions, group_runs, mean
 from coterie.report.plot import Axis
+from coterie.report.privacy import privacy_words
 from coterie.report.records import record, text
 from coterie.report.run import MODELS, Run
 from coterie.report.sections import cumulative_bytes, data_section, metric_axis
-from coterie.report.single import clients_words, events_table, knob_list, machine_words, privacy_words
+from coterie.report.single import clients_words, events_table, knob_list, machine_words
 from coterie.report.wording import count, duration, megabytes, metric_name, reader, show, show_spread, unit
 
 LOG_RATIO = 20  # methods whose bytes differ by more are drawn on a logarithmic axis

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
-from coterie.report.wording import duration, megabytes, metric_name, show
+from coterie.report.wording import duration, megabytes, metric_name, plain, show
 
 BAR = 18  # characters, where the terminal is wide enough
 REMEMBERED = 10  # rounds that the expected end is computed from: phases and cohorts change, old rounds mislead
@@ -32,6 +32,7 @@ class Progress:
         self._console = console or Console(highlight=False)
         self._recent: deque[float] = deque(maxlen=REMEMBERED)
         self._spent = 0.0
+        self._epsilon: float | None = None
         self._live = self._console.is_terminal and not quiet
         self._bar = BarColumn(bar_width=BAR)
         self._bars = Bars(
@@ -53,6 +54,10 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._live:
             self._bars.stop()
+
+    def spent(self, epsilon: float) -> None:
+        """What a run with noise has spent so far, told before its round."""
+        self._epsilon = epsilon
 
     def round(self, index: int, phase: str, seconds: float, value: float | None, bytes_total: int) -> None:
         """Round `index` (from 1, over all phases) is done and saved."""
@@ -84,6 +89,8 @@ class Progress:
         parts = [f"round {index}/{self._total}", phase]
         if value is not None and not math.isnan(value):
             parts.append(f"{metric_name(self._metric, inside=True)} {show(value, self._metric)}")
+        if self._epsilon is not None:
+            parts.append(f"epsilon {plain(self._epsilon)}")
         parts += [f"{duration(seconds)}/round", f"{megabytes(bytes_total)} MB"]
         left = self._total - index
         if left > 0:

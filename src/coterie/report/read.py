@@ -115,6 +115,7 @@ def _cost(line: Record) -> Cost:
         cohort=whole(line, "cohort"),
         returned=whole(line, "returned"),
         train_loss=number(line, "train_loss", number(record(line, "train"), "loss")),
+        epsilon=numbers(line, "epsilon"),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coterie.metrics import Direction
@@ -38,6 +38,7 @@ class Cost:
     cohort: int
     returned: int
     train_loss: float
+    epsilon: dict[str, float] = field(default_factory=dict)  # view -> what is spent so far
 
 
 @dataclass(frozen=True)

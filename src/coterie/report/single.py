@@ -6,7 +6,9 @@ import math
 import statistics
 
 from coterie.report import markup
+from coterie.report.attack import attack_words
 from coterie.report.media import media_section
+from coterie.report.privacy import epsilon_figure, privacy_words
 from coterie.report.records import Record, knob_words, record, records, text, whole
 from coterie.report.run import MODELS, Event, Run
 from coterie.report.sections import clients_section, cost_section, curves_section, data_section
@@ -30,7 +32,8 @@ def run_page(run: Run, *, above: str = "") -> str:
         media_section(run),
         markup.section("Data", data_section([run])),
         markup.section("What it cost", cost_section(run)),
-        markup.section("Privacy", privacy_words(run)),
+        markup.section("Attack and reduction", attack_words(run)),
+        markup.section("Privacy", privacy_words(run) + epsilon_figure(run)),
         markup.section("Left out and warnings", events_table(run.events)),
         markup.section("How it ran", _setup(run)),
     ]
@@ -144,22 +147,6 @@ def _undefined(run: Run) -> str:
             if missing:
                 parts.append(f"{metric_name(metric)} ({model}) is not defined for {missing} of {count(len(rows), 'client')}")
     return markup.paragraph(f"{'; '.join(parts)}: their means are over the others.", "note") if parts else ""
-
-
-def privacy_words(run: Run) -> str:
-    """What is promised, in words that promise no more. A number called epsilon needs an accountant behind it."""
-    found = (run.summary or {}).get("privacy") or run.info.get("privacy")
-    if not isinstance(found, dict) or not found:
-        return markup.box("No differential privacy. Nothing here bounds what the messages reveal about a client's data.")
-    measured = bool(found.get("accountant"))
-    shown = {name: value for name, value in found.items() if measured or not name.startswith(("epsilon", "delta"))}
-    words = markup.pairs((name.replace("_", " "), text(shown, name)) for name in shown)
-    if measured:
-        return words
-    return (
-        markup.box("Messages were guarded as below, but no accountant measured it: this run claims no differential privacy.")
-        + words
-    )
 
 
 def events_table(events: list[Event], runs: list[str] | None = None) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.pld import PLDAccountant
 from scipy import integrate, optimize, special, stats
 
 from coterie.privacy.accountant import Budget, Scheme, planned
@@ -112,3 +114,11 @@ def test_a_fixed_cohort_has_the_bound_without_replacement() -> None:
     view = planned(Scheme(sampling="fixed", rate=0.1), 4.0, 100, Budget(delta=DELTA)).view("amplified")
     assert view.epsilon == pytest.approx(5.379, abs=1e-3)
     assert view.accountant == "rdp" and "replaced by another" in view.relation
+
+
+@pytest.mark.parametrize(("z", "q", "rounds"), [(1.1, 256 / 60000, 14040), (245.0, 0.1, 100), (0.9, 0.05, 300)])
+def test_steps_of_the_privacy_loss_add_next_to_nothing(z: float, q: float, rounds: int) -> None:
+    """Beside dp-accounting's own steps, also in many rounds and with so much noise that one release costs less than such a step."""
+    own = PLDAccountant()
+    own.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)), rounds)
+    assert poisson_epsilon({(z, q): rounds}, DELTA, "pld")[0] == pytest.approx(own.get_epsilon(DELTA), abs=1e-3)

@@ -99,3 +99,22 @@ def test_what_is_seen_in_one_go_is_what_is_added_round_by_round() -> None:
         step_by_step.add(release)
         epsilon = step_by_step.view("amplified").epsilon
     assert epsilon == pytest.approx(planned(Scheme(rate=0.05), 1.0, 30).view("amplified").epsilon, rel=1e-6)
+
+
+def test_known_sizes_of_poisson_cohorts_cost_what_fixed_cohorts_of_those_sizes_do() -> None:
+    """100 of 1,000 with noise 0.4 each carry 0.4 sqrt(100) = 4 clips in the sum, 2 for replacing: 5.379 for 100 rounds (published)."""
+    release = replace(ALL, sampling="poisson", rate=0.1, noise=0.4, min_cohort=4, participants=tuple(range(100)))
+    spending = Spending(releases=[release] * 100, num_clients=1000)
+    assert spending.sizes_known_epsilon() == pytest.approx(5.379, abs=1e-3)
+    void = replace(release, participants=(1, 2, 3))
+    assert spending.plus([void] * 50).sizes_known_epsilon() == pytest.approx(5.379, abs=1e-3)  # noise alone in the sum
+    larger = spending.plus([replace(release, participants=tuple(range(104)))]).sizes_known_epsilon()  # within a tenth: the worse of both
+    assert larger is not None and larger > 5.379
+    assert planned(Scheme(rate=0.1, clients=1000), 0.4, 100).sizes_known_epsilon() == pytest.approx(5.379, abs=1e-3)
+
+
+def test_known_sizes_are_told_only_where_they_can_be() -> None:
+    poisson = replace(ALL, sampling="poisson", rate=0.1)
+    assert Spending(releases=[poisson]).sizes_known_epsilon() is None  # of how many clients?
+    assert Spending(releases=[ALL], num_clients=4).sizes_known_epsilon() is None  # nothing is sampled
+    assert Spending(releases=[poisson], num_clients=4).view("amplified").sizes_known_epsilon is None  # seconds, so only when asked

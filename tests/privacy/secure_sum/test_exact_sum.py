@@ -55,6 +55,14 @@ def test_dropouts_in_all_phases_of_one_round(bits: int) -> None:
     assert summed(settings, sent, silent).tolist() == expected(sent, tuple(range(20)), silent)
 
 
+@pytest.mark.parametrize("step", STEPS)
+def test_neighbours_give_the_same_sum(step: Step) -> None:
+    """60 clients with 30 neighbours each: of 31 holders at least 25 stay, whoever the six are, and 21 are needed."""
+    silent: dict[int, Step] = {int(k): step for k in np.random.default_rng(1).permutation(60)[:6]}
+    sent = vectors(60, 5, 32)
+    assert summed(SecureSum(neighbours=30), sent, silent).tolist() == expected(sent, tuple(range(60)), silent)
+
+
 def test_vectors_longer_than_one_piece_of_the_stream() -> None:
     sent = vectors(3, 40_001, 32)
     np.testing.assert_array_equal(summed(SecureSum(), sent, {}), sent.sum(0, dtype=np.uint32))

@@ -12,6 +12,8 @@ from scipy.stats import chisquare, ks_2samp
 
 from coterie.privacy.secure_sum import Aborted, Client, InProcess, Refused, SecureSum, Server
 from coterie.privacy.secure_sum import server as server_module
+from coterie.privacy.secure_sum.client import pair_mask_key, pair_sign, self_mask_key
+from coterie.privacy.secure_sum.masks import add_mask
 from coterie.privacy.secure_sum.messages import KeyList, Keys, MaskedInput, SealedShares, UnmaskAnswer, UnmaskRequest
 from coterie.privacy.secure_sum.shamir import reconstruct
 
@@ -155,6 +157,26 @@ def test_the_running_sum_stays_masked_until_the_last_answer() -> None:
     assert chisquare(np.bincount(held >> np.uint32(24), minlength=256)).pvalue > UNLIKELY
 
 
+def test_each_of_the_two_masks_hides_a_vector_alone() -> None:
+    """After an honest round the server knows every survivor's self mask; if it lies that a client dropped out, the pairwise ones.
+
+    A vector that is kept from phase 3 stays uniform either way: zeros minus the one kind of mask is the other.
+    """
+    values = np.zeros(40_000, np.uint32)
+    found = Round(length=values.size).received()
+    kept = MaskedInput.from_bytes(found.clients[2].mask(values), 32).values.copy()
+    without_self, without_pairs = kept.copy(), kept.copy()
+    add_mask(without_self, self_mask_key(found.clients[2]._seed, 0, 2), -1)
+    for other in COHORT:
+        if other != 2:
+            key = pair_mask_key(found.clients[2]._masking, found.server.keys[other].masking, 0, 2, other)
+            add_mask(without_pairs, key, -pair_sign(2, other))
+    for held in (without_self, without_pairs):
+        assert chisquare(np.bincount(held >> np.uint32(24), minlength=256)).pvalue > UNLIKELY
+    add_mask(without_pairs, self_mask_key(found.clients[2]._seed, 0, 2), -1)
+    assert not without_pairs.any()  # both kinds together would tell it, which is why no client tells both
+
+
 # --- below the threshold ------------------------------------------------------------------------------------------------------------
 
 
@@ -262,6 +284,10 @@ def test_lists_of_keys_that_can_not_be_true_are_refused() -> None:
     listed = dict(KeyList.from_bytes(Round().lists[0]).keys)
     with pytest.raises(Refused, match=r"without its own"):
         Round().clients[0].share_keys(KeyList(listed).to_bytes())  # another round's list
+    found = Round()
+    invented = {100 + k: Keys(secrets.token_bytes(32), secrets.token_bytes(32)) for k in range(4)}
+    with pytest.raises(Refused, match=r"10 clients would hold shares of client 0's secrets: two separate groups of 5 could be asked for both"):
+        found.clients[0].share_keys(KeyList({**KeyList.from_bytes(found.lists[0]).keys, **invented}).to_bytes())
     found = Round()
     listed = dict(KeyList.from_bytes(found.lists[0]).keys)
     with pytest.raises(Refused, match=r"sent one key twice"):

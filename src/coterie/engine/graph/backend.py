@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import torch
 
 from coterie.engine.answers import Question, own_generator, reference
 from coterie.engine.backend import World
 from coterie.engine.graph.program import Program
 from coterie.engine.loop import Loop
-from coterie.engine.recording import Unrecordable
+from coterie.engine.recording import Kept, Unrecordable
 from coterie.engine.signature import Signature, signature
 from coterie.method import Train, Trained
 from coterie.tensors import Tensors
-
-_MOST_PROGRAMS = 16  # kinds of training that are kept ready, each with a net's memory; the one that rested longest goes first
 
 
 class Graph(Loop):
@@ -28,7 +24,7 @@ class Graph(Loop):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self._programs: OrderedDict[Signature, Program] = OrderedDict()
+        self._programs: Kept[Program] = Kept()
         self._alone: set[Signature] = set()  # what can't be recorded
         self._remarks: list[str] = []
         self._told: set[str] = set()
@@ -52,23 +48,14 @@ class Graph(Loop):
         if kind in self._alone:
             return reference(asked)
         try:
-            program = self._program(kind, asked)
+            program = self._programs.get(kind, lambda: Program(ask, context.net))
             with own_generator(context.key, torch.device("cpu")), torch.no_grad():
                 return program.answer(ask, context.round, context.key)
         except Unrecordable as error:
             self._remark(ask.name, str(error))
             self._alone.add(kind)
-            self._programs.pop(kind, None)
+            self._programs.drop(kind)
             return reference(asked)
-
-    def _program(self, kind: Signature, asked: Question) -> Program:
-        assert isinstance(asked.ask, Train)
-        if kind not in self._programs:
-            self._programs[kind] = Program(asked.ask, asked.context.net)
-            while len(self._programs) > _MOST_PROGRAMS:
-                self._programs.popitem(last=False)
-        self._programs.move_to_end(kind)
-        return self._programs[kind]
 
     def _remark(self, name: str, reason: str) -> None:
         text = f"The training '{name}' is computed step by step: {reason}"

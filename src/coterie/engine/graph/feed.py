@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import TypeAlias
 
@@ -13,7 +13,7 @@ from coterie.engine.answers import positions_of
 from coterie.method import Batch, Examples, Train
 from coterie.randomness import Key, Words, draw_many, words_of
 
-_BYTES = 2**25  # of a feed: enough that filling it is rare, little beside a net
+_BYTES = {"cpu": 2**25, "cuda": 2**28}  # of a feed: enough that filling it is rare, little beside what a device has
 _LONGEST = 128  # steps
 _SHORT = 4  # steps of a feed for batches of an odd size, of which a pass has one
 
@@ -31,12 +31,11 @@ class Feed:
         self._sizes = dict(zip(streams, map(len, first), strict=True))
         self._rows = next(iter(self._sizes.values()), ask.batch_size)
         samples = {name: stream.rows(chosen[:1]) for (name, stream), chosen in zip(streams.items(), first, strict=True)}
-        whole = all(size == ask.batch_size for size in self._sizes.values())
         one = Key(0, ("shape",))
         drawn = {name: draw_many(words_of([one], place.device), 0, spec, self._rows, dtype) for name, spec in ask.noise.items()}
-        size = sum(_bytes(v) * self._sizes[name] for name, columns in samples.items() for v in columns.values())
-        size += sum(map(_bytes, drawn.values()))
-        self.capacity = max(1, min(_BYTES // max(size, 1), _LONGEST if whole else _SHORT))
+        whole = all(size == ask.batch_size for size in self._sizes.values())
+        rows = [v.expand(self._sizes[name], *v.shape[1:]) for name, columns in samples.items() for v in columns.values()]
+        self.capacity = min(capacity_of([*rows, *drawn.values()], place.device), _LONGEST if whole else _SHORT)
         self._columns = {
             name: {n: v.new_empty((self.capacity, self._sizes[name], *v.shape[1:])) for n, v in columns.items()}
             for name, columns in samples.items()
@@ -96,7 +95,7 @@ def noise_words(ask: Train, key: Key, device: torch.device) -> dict[str, Words]:
     return {name: words_of([key.fold("noise", name)], device) for name in ask.noise}
 
 
-def _bytes(value: Tensor) -> int:
-    return value.numel() * value.element_size()
-
-
+def capacity_of(of_a_step: Iterable[Tensor], device: torch.device) -> int:
+    """How many steps a feed holds whose every step needs these tensors."""
+    size = sum(value.numel() * value.element_size() for value in of_a_step)
+    return max(1, min(_BYTES.get(device.type, _BYTES["cpu"]) // max(size, 1), _LONGEST))

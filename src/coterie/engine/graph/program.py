@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,22 +13,11 @@ from coterie.engine.answers import as_examples, count_steps, laid_out, place_of
 from coterie.engine.graph.feed import Feed, Sizes, Step, noise_words, runs_of, steps_of
 from coterie.engine.graph.steps import FixedStepper
 from coterie.engine.optim import rate
-from coterie.engine.recording import Recording, Unrecordable, record
+from coterie.engine.recording import Track, Unrecordable
 from coterie.engine.step import optimizer, take_step
 from coterie.method import Examples, Net, Round, Train, Trained
 from coterie.randomness import Key
 from coterie.tensors import Groups, Tensors, clone_groups
-
-_PAYS_AFTER = 8  # steps of one size: recording costs about as much as five of them
-
-
-@dataclass(eq=False)
-class _Track:
-    """All steps with batches of one size."""
-
-    feed: Feed
-    seen: int = 0
-    recording: Recording | None = None
 
 
 class Program:
@@ -51,7 +40,7 @@ class Program:
         self._place = torch.zeros(1, dtype=torch.long, device=self._device)
         self._totals: Tensors = {}
         self._moves: Counter[str] = Counter()  # how often a step moves each group
-        self._tracks: dict[Sizes, _Track] = {}
+        self._tracks: dict[Sizes, tuple[Feed, Track]] = {}
 
     def answer(self, ask: Train, round: Round, key: Key) -> Trained:
         """What the reference gives for this ask."""
@@ -63,40 +52,19 @@ class Program:
         self._load(ask)
         start = 0
         for sizes, steps in runs_of(steps_of(ask, streams, key, count)):
-            track = self._track(ask, streams, sizes, steps[0])
-            for part in _parts(steps, track.feed.capacity):
-                track.feed.fill(streams, part, words, start, tables)
-                self._take(track, len(part))
+            feed, track = self._track(ask, streams, sizes, steps[0])
+            for part in _parts(steps, feed.capacity):
+                feed.fill(streams, part, words, start, tables)
+                track.take(len(part))
                 start += len(part)
         return self._trained(count, rates)
 
-    def _track(self, ask: Train, streams: Mapping[str, Examples], sizes: Sizes, first: Step) -> _Track:
+    def _track(self, ask: Train, streams: Mapping[str, Examples], sizes: Sizes, first: Step) -> tuple[Feed, Track]:
+        """All steps with batches of these sizes."""
         if sizes not in self._tracks:
-            self._tracks[sizes] = _Track(Feed(ask, streams, first, self._place, self._dtype))
+            feed = Feed(ask, streams, first, self._place, self._dtype)
+            self._tracks[sizes] = feed, Track(lambda: self._step(feed), self._state, self._device)
         return self._tracks[sizes]
-
-    def _take(self, track: _Track, count: int) -> None:
-        """The first `count` steps of the track's feed."""
-        track.seen += count
-        if track.recording is None and track.seen >= _PAYS_AFTER:
-            track.recording = self._record(track)
-        if track.recording is None:
-            for _ in range(count):
-                self._step(track.feed)
-        else:
-            for _ in range(count):
-                track.recording.replay()
-
-    def _record(self, track: _Track) -> Recording:
-        if not self._totals:  # what a step tells of is known once it has been taken
-            state = self._state()
-            before = [value.clone() for value in state]
-            self._step(track.feed)
-            for own, value in zip(state, before, strict=True):
-                own.copy_(value)
-            for total in self._totals.values():
-                total.zero_()
-        return record(lambda: self._step(track.feed), self._state(), self._device)
 
     def _state(self) -> list[Tensor]:
         """All that a step writes."""

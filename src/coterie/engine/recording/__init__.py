@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from coterie.engine.recording.recorder import Recording as Recording
-from coterie.engine.recording.recorder import record as record
+from coterie.engine.recording.track import Kept as Kept
+from coterie.engine.recording.track import Track as Track
 from coterie.engine.recording.watch import Unrecordable as Unrecordable

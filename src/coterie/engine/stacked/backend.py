@@ -12,9 +12,11 @@ from coterie.engine.answers import Asking, Question, reference
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
 from coterie.engine.client import Failure, failure
 from coterie.engine.loop import Runs, advance, client_run, converse, evaluation
+from coterie.engine.recording import Kept
 from coterie.engine.signature import Signature, signature
 from coterie.engine.stacked.member import Member
 from coterie.engine.stacked.padding import num_rows, padding_matters
+from coterie.engine.stacked.program import StackedProgram
 from coterie.engine.stacked.sweep import sweep_stacked
 from coterie.engine.stacked.train import train_stacked
 from coterie.message import Message
@@ -44,6 +46,7 @@ class Stacked:
         self._before: defaultdict[str, set[str]] = defaultdict(set)  # of an ask's name: what some run asked before it
         self._alone: set[Signature] = set()  # what can't be answered together
         self._checked: set[Signature] = set()  # what gives the same numbers with padding as without, in this round
+        self._programs: Kept[StackedProgram] = Kept()
         self._remarks: list[str] = []
         self._told: set[str] = set()
 
@@ -65,7 +68,7 @@ class Stacked:
         return told
 
     def close(self) -> None:
-        pass
+        self._programs.clear()
 
     def _side_by_side(self, runs: Runs, replies: Mapping[ClientId, Message]) -> Iterator[tuple[ClientId, Any]]:
         """Each run to its next Exchange or to its result; their Questions are answered in groups."""
@@ -136,7 +139,12 @@ class Stacked:
         members = [Member(waiting.question.ask, waiting.question.context.key) for waiting in group]
         replies: list[Any]
         if isinstance(first.ask, Train):
-            replies = list(train_stacked(members, context.net, context.round))
+            replies = list(
+                train_stacked(
+                    members, context.net, context.round, self._programs,
+                    remark=lambda reason: self._say(f"The steps of '{first.ask.name}' are not recorded: {reason}"),
+                )
+            )  # fmt: skip
         else:
             replies = list(sweep_stacked(members, context.net))
         if kind not in self._checked:  # afterwards: a net that draws by itself is told by its own reason
@@ -146,7 +154,9 @@ class Stacked:
         return replies
 
     def _remark(self, question: Question, reason: str) -> None:
-        text = f"The ask '{question.ask.name}' is answered client by client: {reason}"
+        self._say(f"The ask '{question.ask.name}' is answered client by client: {reason}")
+
+    def _say(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
             self._remarks.append(text)

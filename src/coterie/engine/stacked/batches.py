@@ -42,14 +42,14 @@ class Batches:
         device = next(iter(columns.values())).device
         return cls(columns, views[0].decode, rows.to(device), mask.to(device), sizes)
 
-    def batch(self, step: int, width: int) -> Tensors:
-        """The columns of the first `width` clients in this step, [width, B, ...], and the mask."""
-        rows = self.rows[:width, step]
+    def steps(self, start: int, count: int, width: int) -> Tensors:
+        """The columns of the first `width` clients in these steps, [count, width, B, ...], and the mask."""
+        rows = self.rows[:width, start : start + count].transpose(0, 1)
         gathered = {name: column[rows.flatten()] for name, column in self.columns.items()}
         decoded = self.decode(gathered) if self.decode else gathered
         return {
             **{name: value.reshape(*rows.shape, *value.shape[1:]) for name, value in decoded.items()},
-            "mask": self.mask[:width, step],
+            "mask": self.mask[:width, start : start + count].transpose(0, 1),
         }
 
     def padded(self, step: int, width: int) -> bool:

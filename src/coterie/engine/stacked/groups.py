@@ -35,6 +35,16 @@ def expanded(groups: Sequence[Groups]) -> tuple[Groups, Axes]:
     return found, axes
 
 
+def fill(groups_G: Groups, groups: Sequence[Groups], axes: Axes | None = None) -> None:
+    """Write the groups of G clients into tensors that stay where they are."""
+    for group, values_G in groups_G.items():
+        for name, value_G in values_G.items():
+            if axes and axes[group][name] is None:
+                value_G.copy_(groups[0][group][name].detach())
+            else:
+                torch.stack([own[group][name].detach() for own in groups], out=value_G)
+
+
 def row_of(groups_G: Groups, client: int) -> Groups:
     return {group: {name: value[client].clone() for name, value in values.items()} for group, values in groups_G.items()}
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from coterie.data.examples import View
 from coterie.engine.answers import place_of, positions_of
+from coterie.engine.stacked.gradients import Gradients
 from coterie.engine.stacked.member import Member
-from coterie.engine.stacked.train import Gradients
 from coterie.engine.step import turns_of
 from coterie.method import Net, Sweep
 from coterie.randomness import draw

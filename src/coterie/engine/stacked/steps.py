@@ -18,33 +18,40 @@ _COUNT = "count"
 class StackedStepper:
     """Steps one group of G clients in place. A client without a memory starts from zeros, which is the same as none."""
 
-    def __init__(self, group: str, params_G: Tensors, optim: Optimizer, memories: Sequence[Groups | None]) -> None:
+    def __init__(self, group: str, params_G: Tensors, optim: Optimizer, clients: int) -> None:
         self._group = group
         self._params_G = params_G
         self._optim = optim
         kinds = STATE[type(optim)] if isinstance(optim, Adam) or optim.momentum else ()
-        known = [memory or {} for memory in memories]
-        self._given: list[Groups] = [
-            {kind: own[f"{group}/{kind}"] for kind in STATE[type(optim)] if own.get(f"{group}/{kind}")} for own in known
-        ]
-        self._state_G: Groups = {kind: self._stacked([given.get(kind) for given in self._given]) for kind in kinds}
-        self._begun = [float(own.get(f"{group}/{_COUNT}", {}).get("steps", 0.0)) for own in known]
+        self._state_G: Groups = {kind: {name: torch.zeros_like(value_G) for name, value_G in params_G.items()} for kind in kinds}
         device = next((value.device for value in params_G.values()), None)
-        self._counts_G = torch.tensor(self._begun, dtype=torch.float64, device=device)
+        self._counts_G = torch.zeros(clients, dtype=torch.float64, device=device)
+        self._given: list[Groups] = []
+        self._begun: list[float] = []
 
-    def _stacked(self, kept: Sequence[Tensors | None]) -> Tensors:
-        return {
-            name: torch.stack([own[name] if own else torch.zeros_like(value) for own, value in zip(kept, value_G, strict=True)])
-            for name, value_G in self._params_G.items()
-        }
+    def load(self, memories: Sequence[Groups | None]) -> None:
+        known = [memory or {} for memory in memories]
+        kinds, group = STATE[type(self._optim)], self._group
+        self._given = [{kind: own[f"{group}/{kind}"] for kind in kinds if own.get(f"{group}/{kind}")} for own in known]
+        self._begun = [float(own.get(f"{group}/{_COUNT}", {}).get("steps", 0.0)) for own in known]
+        self._counts_G.copy_(torch.tensor(self._begun, dtype=torch.float64))
+        for kind, values_G in self._state_G.items():
+            for name, value_G in values_G.items():
+                value_G.zero_()
+                for client, given in enumerate(self._given):
+                    if kind in given:
+                        value_G[client] = given[kind][name]
 
-    def memory(self, client: int) -> Groups:
-        """What came in, and what steps made of it: a group that never moved remembers nothing new."""
-        count = float(self._counts_G[client])
+    def state(self) -> list[Tensor]:
+        return [self._counts_G, *(value for values in self._state_G.values() for value in values.values())]
+
+    def memory_after(self, client: int, steps: int) -> Groups:
+        """What came in, and what `steps` steps made of it: a group that never moved remembers nothing new."""
         state = clone_groups(self._given[client])
-        if count != self._begun[client]:
+        if steps and self._params_G:
             state |= row_of(self._state_G, client)
         kept = {f"{self._group}/{kind}": values for kind, values in state.items()}
+        count = self._begun[client] + (steps if self._params_G else 0)
         if count:
             kept[f"{self._group}/{_COUNT}"] = {"steps": torch.tensor(count, dtype=torch.float64)}
         return kept

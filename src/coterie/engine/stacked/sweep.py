@@ -50,7 +50,7 @@ def _sweep_sorted(members: Sequence[Member], net: Net) -> list[Tensors]:
     with torch.no_grad():
         for step in range(num_batches[0]):
             width = sum(count > step for count in num_batches)
-            batch_G = {name: stream.batch(step, width) for name, stream in streams.items()}
+            batch_G = {name: {n: v[0] for n, v in stream.steps(step, 1, width).items()} for name, stream in streams.items()}
             batch_G["noise"] = {
                 name: torch.stack([_slice(value, ask.noise[name], step * size, size) for value in values[:width]])
                 for name, values in noise.items()

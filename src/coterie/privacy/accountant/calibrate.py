@@ -22,7 +22,7 @@ class Scheme:
     """Equal rounds that are planned: everything but the noise and how many.
 
     `participations`: rounds in which the most frequent client takes part; every round unless one knows better. The local
-    and the central view charge by it; the amplified one charges every round.
+    and the central view charge by it; the amplified one charges every round. `clients`: all there are, where one knows.
     """
 
     sampling: Sampling = "poisson"
@@ -32,6 +32,7 @@ class Scheme:
     secure: bool = False
     clip_noise: float | None = None
     participations: int | None = None
+    clients: int | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.rate <= 1.0:
@@ -53,16 +54,18 @@ def planned(scheme: Scheme, noise: float, rounds: int, budget: Budget = Budget()
         participants=(0,), secure=scheme.secure, clip_noise=scheme.clip_noise,
     )  # fmt: skip
     taking_part = rounds if scheme.participations is None else min(scheme.participations, rounds)
-    spending = Spending(budget)
+    spending = Spending(budget, num_clients=scheme.clients)
     if taking_part:
         spending.add(release, taking_part)
     if rounds > taking_part:
         spending.add(replace(release, participants=()), rounds - taking_part)
+    if scheme.clients is not None:
+        spending.expect_size(release, max(scheme.min_cohort, round(scheme.rate * scheme.clients)), rounds)
     return spending
 
 
 def noise_for(budget: Budget, scheme: Scheme, rounds: int) -> float:
-    """The smallest noise multiplier with which so many rounds stay within the budget (to a ten-thousandth, from above).
+    """The smallest noise multiplier with which so many rounds stay within the budget, to five figures, from above.
 
     Where an adaptive clip adds a part of its own, that part stays as it is.
     """
@@ -75,7 +78,9 @@ def noise_for(budget: Budget, scheme: Scheme, rounds: int) -> float:
         )
     # Rényi numbers are cheap and at most some ten percent off: they say where to look with the accountant that counts
     start = _crossing(lambda z: epsilon_of(_with_noise(replace(budget, accountant="rdp"), scheme, z, rounds)), target, 1.0)
-    return _crossing(lambda z: epsilon_of(_with_noise(budget, scheme, z, rounds)), target, start)
+    noise = _crossing(lambda z: epsilon_of(_with_noise(budget, scheme, z, rounds)), target, start)
+    unit = 10.0 ** (math.floor(math.log10(noise)) - 4)
+    return float(f"{math.ceil(noise / unit) * unit:.5g}")  # as one prints it, so that the printed number keeps the promise
 
 
 def rounds_for(budget: Budget, scheme: Scheme, noise: float) -> int:

@@ -6,6 +6,8 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple, get_args
 
 from coterie.privacy.accountant.budget import Budget
 from coterie.privacy.accountant.sampled import MISSING, Group, available, poisson_epsilon, replaced_epsilon
@@ -19,16 +21,26 @@ SAMPLING_WORDS: dict[Sampling, str] = {
 }  # fmt: skip
 
 
+class _Sizes(NamedTuple):
+    """Cohorts of nearly the same size."""
+
+    least: int
+    most: int
+    times: int
+
+
 class Spending:
     """Adds Releases up. Every view costs milliseconds to a fraction of a second, whatever the number of rounds."""
 
-    def __init__(self, budget: Budget = Budget(), releases: Iterable[Release] = ()) -> None:
+    def __init__(self, budget: Budget = Budget(), releases: Iterable[Release] = (), num_clients: int | None = None) -> None:
         self.budget = budget
+        self.num_clients = num_clients  # in all; None where nobody knows
         self.num_releases = 0
         self._local: dict[int, float] = {}  # client -> mu^2 for adding or removing its one Message
         self._central: dict[int, float] = {}  # client -> mu^2 for adding or removing it in the sums it took part in
         self._participations: Counter[int] = Counter()
         self._counts: dict[Sampling, Counter[Group]] = {}
+        self._sizes: dict[tuple[float, int], _Sizes] = {}  # of Poisson cohorts, in steps of a tenth
         self._secure = True
         for release in releases:
             self.add(release)
@@ -43,11 +55,25 @@ class Spending:
             self._local[client] = self._local.get(client, 0.0) + times * load(message)
             self._central[client] = self._central.get(client, 0.0) + times * load(total)
         self._counts.setdefault(release.sampling, Counter())[total, release.rate] += times
+        self._add_size(message, release, len(release.participants), times)
+
+    def _add_size(self, message: float, release: Release, size: int, times: int) -> None:
+        """Under Poisson sampling; a cohort that is too small for its round lets out nothing of anybody's data in a sum."""
+        if release.sampling == "poisson" and size >= release.min_cohort:
+            key = message, round(math.log(size) / math.log(1.1))
+            known = self._sizes.get(key, _Sizes(size, size, 0))
+            self._sizes[key] = _Sizes(min(known.least, size), max(known.most, size), known.times + times)
+
+    def expect_size(self, release: Release, size: int, times: int) -> None:
+        """Of planned releases, which name no participants but one: the size that their cohorts will have on average."""
+        self._sizes.clear()
+        self._add_size(one_message(release), release, size, times)
 
     def plus(self, releases: Iterable[Release]) -> Spending:
         """What would be spent after these as well."""
         ahead = copy.copy(self)
         ahead._local, ahead._central, ahead._participations = dict(self._local), dict(self._central), Counter(self._participations)
+        ahead._sizes = dict(self._sizes)
         ahead._counts = {sampling: Counter(counts) for sampling, counts in self._counts.items()}
         for release in releases:
             ahead.add(release)
@@ -64,9 +90,25 @@ class Spending:
         epsilon = self.view(self.budget.view).epsilon
         return epsilon is None or epsilon > self.budget.epsilon
 
-    def views(self) -> dict[ViewName, View]:
-        """All three, always together."""
-        return {name: self.view(name) for name in ("local", "central", "amplified")}
+    def views(self, *, sizes: bool = False) -> dict[ViewName, View]:
+        """All three, always together; with `sizes` also what holds where cohorts' sizes are known, which takes seconds."""
+        found: dict[ViewName, View] = {name: self.view(name) for name in get_args(ViewName)}
+        if sizes:
+            found["amplified"] = replace(found["amplified"], sizes_known_epsilon=self.sizes_known_epsilon())
+        return found
+
+    def sizes_known_epsilon(self) -> float | None:
+        """Epsilon of the amplified view, for replacing a client's data, for a reader who knows the size of every cohort.
+
+        Given its size, a Poisson cohort is drawn without replacement. Sizes are taken together in steps of a tenth, as if each
+        cohort had the largest rate and the least noise of its step.
+        """
+        if set(self._counts) - {"poisson", "everyone"} or "poisson" not in self._counts or self.num_clients is None or not available():
+            return None
+        groups: Counter[Group] = Counter(self._counts.get("everyone", {}))
+        for (message, _), sizes in self._sizes.items():
+            groups[message * math.sqrt(sizes.least), min(1.0, sizes.most / self.num_clients)] += sizes.times
+        return _finite(replaced_epsilon(groups, self.budget.delta)) if all(z > 0.0 for z, _ in groups) else None
 
     def headline(self) -> ViewName:
         """The view of the budget where there is one; else the strongest that this run's own server could not break."""
@@ -95,7 +137,7 @@ class Spending:
         words = "; ".join(SAMPLING_WORDS[sampling] for sampling in used) or SAMPLING_WORDS["everyone"]
         epsilon, relation, accountant, reason = self._amplified_epsilon()
         replaced = self.view("central").replaced_epsilon if used == ["everyone"] else None
-        hidden = "who takes part stays hidden" if used and used != ["everyone"] else ""
+        hidden = "who and how many take part stays hidden" if used and used != ["everyone"] else ""
         trusted = "" if self._secure else "the server can be trusted: it saw every message (no secure sum)"
         return View(
             name="amplified", epsilon=epsilon, delta=self.budget.delta, relation=relation, sampling=words, against=SEES["amplified"],

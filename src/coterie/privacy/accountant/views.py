@@ -7,7 +7,11 @@
 2. *central*: only the sum is seen, and who took part. It carries the noise of at least m_min clients, z_c = sigma sqrt(m_min)
    (full) or sigma (share). A removed client sends noise on zeros, which moves the sum by at most C; exchanging its data
    moves it by 2 C and halves z_c.
-3. *amplified*: neither the Messages nor who took part is seen, only what the server makes of the sums.
+3. *amplified*: neither the Messages nor who took part is seen, only what the server makes of the sums. The number for Poisson
+   cohorts assumes that their sizes stay hidden as well. Every client adds its own noise, so a sum of many clients carries more
+   of it, and a model with many parameters shows how much: `sizes_known_epsilon` is what holds even for a reader who knows
+   every size. Given its size n, a Poisson cohort is a uniform one of that size out of N clients, and its sum carries the
+   noise of n; so the bound without replacement holds, for replacing a client's data.
 
 The weight that travels beside the update (PT-D2) is inside these numbers: (a clip(Delta), kappa C a) is at most
 C sqrt(1 + kappa^2) long, and its noise is larger by the same factor, so the multiplier stays `noise`. The bit of an adaptive
@@ -31,7 +35,7 @@ REMOVED = "one client's data set is added or removed (removed: noise on zeros)"
 SEES = {
     "local": "the server, which sees every noised message and who sent it",
     "central": "whoever sees the sums and who took part",
-    "amplified": "whoever sees the models only, and neither a message nor who or how many took part",
+    "amplified": "whoever sees the models only: no message, not who took part",
 }
 
 
@@ -48,6 +52,7 @@ class View:
     accountant: str
     unit: str = UNIT
     replaced_epsilon: float | None = None  # of the relation "replaced", where `relation` is another and it is known
+    sizes_known_epsilon: float | None = None  # of the relation "replaced", for a reader who knows every cohort's size
     only_if: str | None = None  # what nobody checked here and the number needs
     reason: str | None = None  # why there is no number
 
@@ -58,7 +63,13 @@ class View:
         """The number as a person reads it."""
         if self.epsilon is None:
             return "no number" if self.reason is None else f"no number: {self.reason}"
-        return f"{self.epsilon:,.2f}" if self.epsilon < 1000 else f"{self.epsilon:,.0f}"
+        return self.number(self.epsilon)
+
+    @staticmethod
+    def number(epsilon: float) -> str:
+        """Never rounded down: a promise must not look better than it is."""
+        decimals = 4 if epsilon < 100 else 2 if epsilon < 1000 else 0
+        return f"{math.ceil(epsilon * 10**decimals - 1e-9) / 10**decimals:,.{decimals}f}"
 
 
 def one_message(release: Release) -> float:

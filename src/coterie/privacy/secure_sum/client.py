@@ -44,17 +44,22 @@ class Client:
         if own != Keys(self._sealing.public, self._masking.public):
             raise Refused(f"Client {self.client} was sent a list of keys without its own. The list is not the cohort's.")
         self._enough({self.client, *keys}, "advertised keys")
+        if 2 * self.threshold <= len(keys) + 1:
+            raise Refused(
+                f"{len(keys) + 1} clients would hold shares of client {self.client}'s secrets: two separate groups of {self.threshold} could be "
+                "asked for both kinds. The threshold must be more than half of them."
+            )
         public = [key for other in (own, *keys.values()) for key in (other.sealing, other.masking)]
         if len(set(public)) < len(public):
             raise Refused(f"Client {self.client} was sent one key twice. Two clients, or two purposes, never share a key.")
         self._keys = keys
-        places = [_place(other) for other in (self.client, *keys)]
+        places = [place_of(other) for other in (self.client, *keys)]
         seeds = share(int.from_bytes(self._seed, "big"), self.threshold, places)
         masking = share(int.from_bytes(self._masking.private, "big"), self.threshold, places)
-        self._shares[self.client] = (seeds[_place(self.client)], masking[_place(self.client)])
+        self._shares[self.client] = (seeds[place_of(self.client)], masking[place_of(self.client)])
         sealed = {}
         for other in keys:
-            content = b"".join(shares[_place(other)].to_bytes(SHARE_BYTES, "big") for shares in (seeds, masking))
+            content = b"".join(shares[place_of(other)].to_bytes(SHARE_BYTES, "big") for shares in (seeds, masking))
             sealed[other] = seal(self._sealing_key(other), content, self._bound(self.client, other))
         return SealedShares(sealed).to_bytes()
 
@@ -144,6 +149,6 @@ def _agreed(own: KeyPair, public: bytes, other: int) -> bytes:
         raise Refused(f"The public key of client {other} is none: it has small order.") from None
 
 
-def _place(client: int) -> int:
+def place_of(client: int) -> int:
     """Where a client's shares lie on the polynomials; 0 is the secret's place."""
     return client + 1

@@ -64,7 +64,7 @@ class FixedPoint:
 
     @property
     def error(self) -> float:
-        """More than any coordinate of the sum is off by rounding: m 2^-f."""
+        """More than any coordinate of the sum is off: m 2^-f. (Decoding adds float64's own rounding, which counts in 64 bits only.)"""
         return self.clients * self.step
 
     def encode(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Set
 
 import numpy as np
 
-from coterie.privacy.secure_sum.client import pair_mask_key, pair_sign, self_mask_key
+from coterie.privacy.secure_sum.client import pair_mask_key, pair_sign, place_of, self_mask_key
 from coterie.privacy.secure_sum.fixed_point import Whole, ring
 from coterie.privacy.secure_sum.graph import connected, draw_graph
 from coterie.privacy.secure_sum.keys import KEY_BYTES, KeyPair
@@ -77,7 +77,8 @@ class Server:
 
     def unmask(self, answers: Mapping[int, bytes]) -> Whole:
         """The modular sum of the survivors' vectors, and nothing else."""
-        assert self._asked is not None, "the survivors must be asked first"
+        if self._asked is None:
+            raise Refused("The survivors must be asked before their answers can unmask anything.")
         self._known(answers, self.survivors)
         shares: dict[int, dict[int, int]] = {client: {} for client in self.shared}
         for holder, data in answers.items():
@@ -85,7 +86,7 @@ class Server:
             if set(told) != set(self._near(holder, self.shared)):
                 raise Refused(f"Client {holder} answered about other clients than it was asked.")
             for client, value in told.items():
-                shares[client][holder + 1] = value
+                shares[client][place_of(holder)] = value
         needed = [*self._asked.survivors, *self._bereft()]
         for client in needed:
             if len(shares[client]) < self.threshold:
@@ -103,8 +104,8 @@ class Server:
         if client in self.survivors:
             add_mask(self._total, self_mask_key(secret.to_bytes(KEY_BYTES, "big"), self.round, client), -1)
             return
-        pair = KeyPair.of(secret.to_bytes(KEY_BYTES, "big")) if secret < 2 ** (8 * KEY_BYTES) else None
-        if pair is None or pair.public != self.keys[client].masking:
+        pair = KeyPair.of(secret.to_bytes(KEY_BYTES, "big"))
+        if pair.public != self.keys[client].masking:
             raise Refused(f"The shares of client {client}'s masking key do not fit its public key: somebody told a wrong share.")
         for other in self.graph[client] & self.survivors:
             key = pair_mask_key(pair, self.keys[other].masking, self.round, client, other)
