@@ -64,7 +64,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--noise", "0"), "noise must be greater than 0, found 0"),
+        (("--noise", "0"), "noise must lie in [0.001, 1000], found 0"),
         (("--delta", "1"), "delta must lie strictly between 0 and 1, found 1"),
         (("--break", "noise"), "--break must be one of"),
         (("--kind", "canary", "--runs", "5"), "knows no runs"),

@@ -64,13 +64,13 @@ def test_a_canary_passes_through_the_clip(tmp_path: Path) -> None:
     assert loose / tight == pytest.approx(10.0, rel=0.01)
 
 
-@pytest.mark.parametrize(("noise", "rounds"), [(0.5, 2), (1.0, 4), (2.0, 16)])
+@pytest.mark.parametrize(("noise", "rounds"), [(0.5, 2), (1.0, 4), (2.0, 10)])
 def test_canaries_of_a_sound_training_stay_under_the_accountant(noise: float, rounds: int) -> None:
     found = audit("canary", noise=noise, rounds=rounds, canaries=300)
     mu = math.sqrt(rounds) / noise
     assert found.verdict == "consistent"
     assert found.claim.epsilon == pytest.approx(gaussian_eps(mu), rel=1e-6)
-    assert found.bounds.mu > 0.4 * mu  # far from 0, or being under the claim would say nothing
+    assert found.bounds.mu > 0.3 * mu  # far from 0, or being under the claim would say nothing
     assert found.bounds.epsilon > 0.3
     expected = mu / math.sqrt(1.01)  # the weight's block takes a part of the canary's length, and no score sees it
     assert abs(found.bounds.estimate_mu - expected) < 3.3 * math.sqrt(2 / 300 + expected**2 / 1200)
@@ -119,9 +119,11 @@ def test_the_net_has_as_many_parameters_as_directions_are_watched() -> None:
     [
         ({"kind": "mechanism", "rounds": 3}, "kind mechanism knows no rounds, found 3"),
         ({"kind": "canary", "runs": 100}, "kind canary knows no runs, found 100"),
-        ({"kind": "canary", "canaries": 5}, "at least 20 scores"),
+        ({"kind": "canary", "canaries": 5}, "at least 20 canaries, found 5"),
         ({"kind": "one-run", "canaries": 10}, "at least 20 canaries"),
-        ({"kind": "canary", "noise": 0.0}, "noise must be greater than 0, found 0"),
+        ({"kind": "canary", "noise": 0.0}, "noise must lie in .*, found 0"),
+        ({"kind": "mechanism", "noise": 1e300}, "noise must lie in .*, found 1e\\+300"),
+        ({"kind": "mechanism", "clients": -1}, "clients must be at least 0, found -1"),
         ({"kind": "canary", "rate": 1.5}, "rate"),
         ({"kind": "canary", "fault": "seed-reused", "rounds": 3}, "an even number of rounds"),
         ({"kind": "mechanism", "mechanism": "isfa-literal", "fault": "noise-off"}, "needs no fault"),
@@ -137,3 +139,11 @@ def test_bad_input_is_told_in_one_sentence(keys: dict[str, object], told: str) -
 def test_bounds_of_a_finding_are_those_of_its_scores() -> None:
     found = audit("mechanism", clients=1, runs=400)
     assert found.bounds == bounds_of(found.without, found.with_canary, delta=1e-5)
+
+
+@pytest.mark.parametrize("fault", ["none", "noise-off"])
+def test_a_secure_sum_is_audited_through_its_protocol(fault: Fault) -> None:
+    pytest.importorskip("cryptography")
+    found = audit("canary", noise=1.0, canaries=60, secure_sum=True, fault=fault)
+    assert found.verdict == ("consistent" if fault == "none" else "VIOLATION")
+    assert found.about["secure_sum"]

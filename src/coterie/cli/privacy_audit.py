@@ -18,7 +18,7 @@ from coterie.privacy.audit.bounds import auc, tpr_at
 from coterie.privacy.audit.broken import Fault
 from coterie.privacy.audit.finding import Finding
 from coterie.privacy.audit.mechanism import Theory
-from coterie.recipes.audit import Audit, Kind, Mechanism, perform
+from coterie.recipes.audit import Audit, Audited, Kind, perform
 from coterie.recipes.audit_training import Observed
 from coterie.report.audit_picture import audit_svg
 
@@ -27,16 +27,17 @@ _NOT_BROKEN = "none"
 
 
 def privacy_audit(
-    *, kind: Kind = "mechanism", mechanism: Mechanism | None = None, noise: float = 1.0, clip: float = 1.0,
+    *, kind: Kind = "mechanism", mechanism: Audited | None = None, noise: float = 1.0, clip: float = 1.0,
     clients: int | None = None, rate: float | None = None, rounds: int | None = None, delta: float = 1e-5,
-    canaries: int | None = None, runs: int | None = None, observed: Observed | None = None, fault: Fault = "none",
+    canaries: int | None = None, runs: int | None = None, observed: Observed | None = None, secure_sum: bool = False, fault: Fault = "none",
     confidence: float = 0.95, seed: int | None = None, json: Path | None = None, picture: Path | None = None,
 ) -> int:  # fmt: skip
     """A lower bound on epsilon, from attacks by somebody who knows everything but one client, beside the claimed upper bound.
 
     A bound above the claim proves the claim or the code wrong: VIOLATION, and the command ends with code 1 (0 when
     consistent, 2 for bad input), so that a test pipeline can stop on it. A bound below the claim proves nothing: it shows
-    only that this attack found no more.
+    only that this attack found no more. A sound mechanism is called a violation in at most one audit of twenty, or as rarely
+    as --confidence says.
 
     Kind "mechanism" runs clip, noise and sum of one release many times on small vectors. Kind "canary" trains once, on
     handwritten digits through the whole engine, with clients in it that push a direction of their own, and looks for these
@@ -48,25 +49,26 @@ def privacy_audit(
     curve (all clients in every round).
 
     --kind          what is attacked
-    --mechanism     of kind mechanism: this library's guards, or PrivFedTalk's mean as printed, which claims naively (default: guards)
+    --mechanism     one release of the guards, of the guards with discrete noise, or PrivFedTalk's mean as printed, which claims naively (default: guards)
     --noise         sigma: noise of one client's guarantee, in units of the clip
     --clip          norm that updates are cut to
-    --clients       honest clients (default: 1 beside the canary, 19 for isfa-literal, 20 in a training)
+    --clients       honest clients beside the canaries (default: 1, 19 for isfa-literal, 20 in a training)
     --rate          chance to take part in a round of a training (default: 1, everybody)
     --rounds        of a training (default: 2)
     --delta         at which epsilon is stated
     --canaries      clients that push a direction (default: 300, one-run 600); beyond 325, one-run 650, the net grows with them
     --runs          releases of either kind (default: 10000)
     --observed      what an attacker on a training sees: the sum of every round, or only the final model (default: sums)
+    --secure-sum    a training's server learns sums only, through the real protocol
     --confidence    with which both bounds hold together
     --seed          makes the audit repeatable, its noise as well (default: from the operating system)
     --json FILE     all numbers
     --picture FILE  scores and trade-off as SVG
     """
-    beside = 1 if kind == "mechanism" else 0  # the canary is one of them in a release, and comes on top in a training
     audit = Audit(
-        kind=kind, mechanism=mechanism, noise=noise, clip=clip, clients=None if clients is None else clients + beside, rate=rate,
-        rounds=rounds, delta=delta, canaries=canaries, runs=runs, observed=observed, fault=fault, confidence=confidence, seed=seed,
+        kind=kind, mechanism=mechanism, noise=noise, clip=clip, clients=clients, rate=rate,
+        rounds=rounds, delta=delta, canaries=canaries, runs=runs, observed=observed, secure_sum=secure_sum or None, fault=fault,
+        confidence=confidence, seed=seed,
     )  # fmt: skip
     found = perform(audit)
     if json is not None:

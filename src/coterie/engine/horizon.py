@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coterie.engine.backend import World
-from coterie.engine.round import hub_of
+from coterie.engine.rows import hub_of
 from coterie.engine.spending import Account
 from coterie.method import Named, Phase, Round
 from coterie.privacy.release import Release

@@ -17,15 +17,14 @@ from coterie.engine.backend import Backend, Outcome, TrainJob, World
 from coterie.engine.border import NotFinite, Refused, changes, check
 from coterie.engine.client import Failure, Finished, failure
 from coterie.engine.round_result import RoundResult, Rules, TooFew
+from coterie.engine.rows import hub_of, row_of, with_server_rows
 from coterie.engine.secure import SecureRound
 from coterie.engine.wire import Ledger
 from coterie.message import Message, Slot
-from coterie.method import Exchange, Hub, Method, Nobody, Round, Sweep, Train, as_run
+from coterie.method import Exchange, Method, Nobody, Round, Sweep, Train, as_run
 from coterie.privacy.clipping import BIT
 from coterie.privacy.guards import Unguardable
 from coterie.privacy.secure_sum import Aborted
-from coterie.privacy.secure_sum.vector import Layout
-from coterie.randomness import Key
 from coterie.reduce.seam import Folding
 from coterie.states import ClientId, ServerState
 from coterie.tensors import Groups, num_bytes
@@ -69,7 +68,7 @@ class RoundRunner:
         self.silenced: set[ClientId] = set()  # of whom only noise was sent
         self.result = RoundResult(self.state, {}, Ledger(round.index + 1, round.phase), ())
         self.result.delivered = {name: set(clients) for name, clients in delivered.items()}
-        self.secure = self._secure_round()
+        self.secure = SecureRound.of(world, rules.guards, self.slots, round, self.order, self.result.ledger, attempt)
 
     def run(self) -> RoundResult:
         if self.secure is None:
@@ -128,7 +127,7 @@ class RoundRunner:
             )  # fmt: skip
         if self.secure is not None:
             fold.add(self.secure.close())
-        result.state = self._absorb(self._in_dtypes(self._without_bits(fold.result())), each)
+        result.state = self._absorb(self._without_bits(fold.result()), each)
         return result
 
     def _messages(self) -> Iterator[tuple[ClientId, Finished, Message]]:
@@ -194,22 +193,6 @@ class RoundRunner:
         first = self.rules.first_clip or guards.clip
         self.result.clip = guards.adaptive.next_clip(guards.clip, float(mean[BIT]["within"]), expected, first)
         return Message({name: group for name, group in mean.groups.items() if name != BIT}, mean.scalars, mean.weight)
-
-    def _secure_round(self) -> SecureRound | None:
-        """The protocol of this attempt, where there is a cohort and something to sum."""
-        guards, layout = self.rules.guards, Layout(self.rules.guards.with_bit(self.slots))
-        if guards.secure is None or not layout.slots or not self.order:
-            return None
-        dropouts = Key(self.world.seed, ("dropout", self.round.index, self.attempt))
-        device = next(iter(self.world.net.params.values())).device
-        return SecureRound(guards, layout, self.round, device, self.result.ledger, dropouts)
-
-    def _in_dtypes(self, mean: Message | None) -> Message | None:
-        """A sum is decoded in float64; the method gets what its slots declare."""
-        if mean is None or self.secure is None:
-            return mean
-        groups = {name: {key: value.to(self.slots[name].spec[key][1]) for key, value in group.items()} for name, group in mean.groups.items()}
-        return mean.with_(**groups)
 
     def _outcomes(self) -> Iterator[Outcome]:
         for outcome in self.backend.train(self._jobs(), self._answer):
@@ -347,31 +330,6 @@ class RoundRunner:
 def averages(slots: Mapping[str, Slot]) -> bool:
     """Whether a reduction has anything to do."""
     return any(slot.reduce != "each" and slot.spec for slot in slots.values())
-
-
-def hub_of(world: World, round: Round) -> Hub:
-    return Hub(round=round, net=world.net, key=Key(world.seed, ("server", round.index)), data=world.population.public)
-
-
-def with_server_rows(method: Method, state: ServerState, clients: tuple[ClientId, ...], hub: Hub) -> ServerState:
-    """The state with the server's row about every one of these clients; an older phase's row gets the new groups."""
-    first = method.server_row(hub)
-    rows = {client: state.rows.get(client, {}) for client in clients} if first else {}
-    lacking = {client: {**first, **row} for client, row in rows.items() if first.keys() - row.keys()}
-    return state.with_rows(lacking) if lacking else state
-
-
-def row_of(
-    world: World, method: Method, rows: Mapping[ClientId, Groups], client: ClientId, round: Round, state: ServerState,
-    *, fresh: bool,
-) -> Groups:  # fmt: skip
-    """A client's row, with the first values of whatever this phase's method adds to it."""
-    stored = rows.get(client)
-    if stored is not None and not fresh:
-        return stored
-    site = world.site(client, round, state.public)
-    first = method.client_row(replace(site, key=Key(world.seed, ("row", client))))
-    return {**first, **(stored or {})}
 
 
 def in_order(order: tuple[ClientId, ...], outcomes: Iterator[Outcome]) -> Iterator[Outcome]:

@@ -25,8 +25,9 @@ from coterie.engine.folder import RunFolder, evaluation_lines, plain, read_json,
 from coterie.engine.horizon import Horizon
 from coterie.engine.poisoning import honest_only, poisoned, told_of, told_of_run
 from coterie.engine.record import chosen, client_rows, describe
-from coterie.engine.round import RoundRunner, hub_of, row_of, with_server_rows
+from coterie.engine.round import RoundRunner
 from coterie.engine.round_result import RoundResult, Rules, TooFew
+from coterie.engine.rows import hub_of, row_of, with_server_rows
 from coterie.engine.settings import Settings
 from coterie.engine.spending import Account
 from coterie.engine.summary import summarise_run

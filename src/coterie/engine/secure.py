@@ -7,13 +7,15 @@ like any other that dropped out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from coterie.engine.backend import World
 from coterie.engine.border import Refused
 from coterie.engine.wire import Ledger
-from coterie.message import Message
+from coterie.message import Message, Slot
 from coterie.method import Round
 from coterie.privacy.clipping import BIT
 from coterie.privacy.guards import Guards
@@ -43,6 +45,17 @@ class SecureRound:
         self.protocol = InProcess(guards.secure, round.index, round.cohort, layout.length, self.silent_from)
         self.code = fixed_point(guards, len(round.cohort))
         self.clamped = 0
+
+    @classmethod
+    def of(
+        cls, world: World, guards: Guards, slots: Mapping[str, Slot], round: Round, asked: tuple[ClientId, ...], ledger: Ledger, attempt: int
+    ) -> SecureRound | None:
+        """The protocol of this attempt, where there are clients that are asked and something to sum."""
+        layout = Layout(guards.with_bit(slots))
+        if guards.secure is None or not layout.slots or not asked:
+            return None
+        device = next(iter(world.net.params.values())).device
+        return cls(guards, layout, round, device, ledger, Key(world.seed, ("dropout", round.index, attempt)))
 
     def open(self) -> None:
         """Keys and shares of everybody, before anybody trains."""

@@ -20,15 +20,19 @@ from coterie.privacy.gaussian import gaussian_eps
 from coterie.recipes.audit_training import AuditedTraining, Observed
 
 Kind = Literal["mechanism", "canary", "one-run"]
-Mechanism = Literal["guards", "isfa-literal"]
+Audited = Literal["guards", "discrete", "isfa-literal"]
+
+
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e3
+_FEWEST_CANARIES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What is audited and how. Fields that a kind does not know must be left at None."""
+    """What is audited and how; `clients` are honest ones. Fields that a kind does not know must be left at None."""
 
     kind: Kind = "mechanism"
-    mechanism: Mechanism | None = None
+    mechanism: Audited | None = None
     noise: float = 1.0
     clip: float = 1.0
     clients: int | None = None
@@ -38,18 +42,28 @@ class Audit:
     canaries: int | None = None
     runs: int | None = None
     observed: Observed | None = None
+    secure_sum: bool | None = None
     fault: Fault = "none"
     confidence: float = 0.95
     seed: int | None = None
 
     def __post_init__(self) -> None:
         check_levels(self.delta, self.confidence)
-        others = ("rate", "rounds", "canaries", "observed") if self.kind == "mechanism" else ("mechanism", "runs")
+        others = ("rate", "rounds", "canaries", "observed", "secure_sum") if self.kind == "mechanism" else ("mechanism", "runs")
         for name in others:
             if getattr(self, name) is not None:
                 raise ValueError(f"An audit of kind {self.kind} knows no {name}, found {getattr(self, name)}. Leave it out, or choose another kind.")
         if self.mechanism == "isfa-literal" and self.fault != "none":
             raise ValueError(f"isfa-literal needs no fault to be found out, found '{self.fault}'. Leave it out.")
+        if not _LEAST_NOISE <= self.noise <= _MOST_NOISE:
+            raise ValueError(
+                f"An audit needs a claim to hold against it: noise must lie in [{_LEAST_NOISE:g}, {_MOST_NOISE:g}], found {self.noise:g}. "
+                "Use for example 1."
+            )
+        if self.clients is not None and self.clients < 0:
+            raise ValueError(f"clients must be at least 0, found {self.clients}. Use for example 20.")
+        if self.canaries is not None and self.canaries < _FEWEST_CANARIES:
+            raise ValueError(f"An audit needs at least {_FEWEST_CANARIES} canaries, found {self.canaries}. Use for example 300.")
         if self.seed is not None and self.seed < 0:
             raise ValueError(f"A seed must be at least 0, found {self.seed}. Use for example 0.")
 
@@ -66,16 +80,17 @@ def of_a_mechanism(audit: Audit) -> Finding:
     """Many runs of one release."""
     runs = 10_000 if audit.runs is None else audit.runs
     if audit.mechanism == "isfa-literal":
-        clients = 20 if audit.clients is None else audit.clients
-        scores = literal_isfa_scores(noise=audit.noise, clients=clients, runs=runs, seed=audit.seed)
-        claim = gaussian_claim(naive_mu(audit.noise, clients), audit.delta, f"naive central view of {clients} clients")
+        honest = 19 if audit.clients is None else audit.clients
+        scores = literal_isfa_scores(noise=audit.noise, clients=honest + 1, runs=runs, seed=audit.seed)
+        claim = gaussian_claim(naive_mu(audit.noise, honest + 1), audit.delta, f"naive central view of {honest + 1} clients")
     else:
-        clients = 2 if audit.clients is None else audit.clients
+        honest = 1 if audit.clients is None else audit.clients
         scores = mechanism_scores(
-            noise=audit.noise, clip=audit.clip, clients=clients, runs=runs, fault=audit.fault, seed=audit.seed
+            noise=audit.noise, clip=audit.clip, clients=honest + 1, runs=runs, fault=audit.fault, seed=audit.seed,
+            mechanism="discrete" if audit.mechanism == "discrete" else "gaussian",
         )  # fmt: skip
         claim = claim_of(audit.noise, 1, 1.0, audit.delta)
-    about = {"clients": clients, "runs": runs, "mechanism": audit.mechanism or "guards"}
+    about = {"clients": honest, "runs": runs, "mechanism": audit.mechanism or "guards"}
     return finding(audit, claim, *scores, about)
 
 
@@ -83,7 +98,7 @@ def of_a_training(audit: Audit) -> Finding:
     """One training with canaries in it."""
     training = AuditedTraining(
         noise=audit.noise, clip=audit.clip, fault=audit.fault,
-        **{name: value for name in ("clients", "rate", "rounds", "observed") if (value := getattr(audit, name)) is not None},
+        **{name: value for name in ("clients", "rate", "rounds", "observed", "secure_sum") if (value := getattr(audit, name)) is not None},
     )  # fmt: skip
     claim = claim_of(audit.noise, training.rounds, training.rate, audit.delta)
     one_run = audit.kind == "one-run"
@@ -92,7 +107,7 @@ def of_a_training(audit: Audit) -> Finding:
     fixed: dict[str, Any] = {"seed": seed, "repeatable": audit.seed is not None}
     about = {
         "clients": training.clients, "canaries": canaries, "rounds": training.rounds, "rate": training.rate,
-        "observed": training.observed,
+        "observed": training.observed, "secure_sum": training.secure_sum,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         if not one_run:

@@ -24,6 +24,7 @@ from coterie.privacy.audit.bounds import Scores
 from coterie.privacy.audit.broken import Fault, broken, push_of
 from coterie.privacy.audit.canaries import coins, directions, sign_of
 from coterie.privacy.guards import Guards
+from coterie.privacy.secure_sum.settings import SecureSum
 from coterie.recipes.population import build_population
 from coterie.recipes.session import seeded
 from coterie.reduce.mean import sums_behind
@@ -32,6 +33,9 @@ from coterie.tensors import Groups, Tensors, add
 
 Observed = Literal["sums", "final"]
 """What the attacker sees: every round's sum, or the final model alone."""
+
+
+_NEIGHBOURS = 20  # of each client in a secure sum: pairs of hundreds of canaries would take minutes and show no more
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ class AuditedTraining:
     rounds: int = 2
     fault: Fault = "none"
     observed: Observed = "sums"
+    secure_sum: bool = False
     lr: float = 0.1
 
     def __post_init__(self) -> None:
@@ -130,7 +135,7 @@ class AuditedTraining:
         shares = len(population) if self.rate == 1.0 else max(1, int(self.rate * len(population) / 2))
         claimed = Guards(
             clip=self.clip, noise=self.noise, split="share", min_cohort=shares, n_max=largest,
-            audit_seed=seed if repeatable else None,
+            audit_seed=seed if repeatable else None, secure=SecureSum(neighbours=_NEIGHBOURS) if self.secure_sum else None,
         )  # fmt: skip
         method: Method = FedAvg(training=Training(optim=SGD(lr=self.lr), epochs=1, batch_size=32))
         cohort: Cohort = Everyone() if self.rate == 1.0 else Poisson(self.rate)

@@ -110,14 +110,15 @@ class Session:
 
     def run_all(
         self, plans: Mapping[str, Plan], population: Population, *, net: Net, metric: Metric,
-        instead: Mapping[str, Population] | None = None, guards: Guards = Guards(),
+        instead: Mapping[str, Population] | None = None, guards: Guards = Guards(), reduce: Reduce = Mean(), attack: Attack | None = None,
     ) -> dict[str, Finish]:  # fmt: skip
         """Check every plan, then run one after another, each under its name; `instead` holds other data for some of them."""
         data = {name: (instead or {}).get(name, population) for name in plans}
         for name, plan in plans.items():
-            self.check(plan, data[name], net=net, metric=metric, name=name, guards=guards)
+            self.check(plan, data[name], net=net, metric=metric, name=name, guards=guards, reduce=reduce, attack=attack)
         return {
-            name: self.run(plan, data[name], net=net, metric=metric, method=name, name=name, guards=guards) for name, plan in plans.items()
+            name: self.run(plan, data[name], net=net, metric=metric, method=name, name=name, guards=guards, reduce=reduce, attack=attack)
+            for name, plan in plans.items()
         }
 
     def tell(self, line: str) -> None:

@@ -40,7 +40,6 @@ class Fold:
         self._floor = _SMALLEST_MEAN_WEIGHT * max(expected, 1.0) if premultiplied else 0.0
         self._divisor = max(expected, 1.0) if by_expected else None
         self._sums: Groups = {}
-        self._dtypes: dict[str, dict[str, torch.dtype]] = {}
         self._scalars: Tensors = {}
         self._weight = 0.0
         self.counted = 0
@@ -56,7 +55,6 @@ class Fold:
             for key, value in group.items():
                 term = value.double() * factor
                 sums[key] = sums[key] + term if key in sums else term
-            self._dtypes.setdefault(name, {key: value.dtype for key, value in group.items()})
         for key, value in message.scalars.items():
             term = value.double() * weight
             self._scalars[key] = self._scalars[key] + term if key in self._scalars else term
@@ -70,7 +68,7 @@ class Fold:
         divisor = self._divisor or max(self._weight, self._floor)
 
         def finish(name: str, key: str, value: Tensor) -> Tensor:
-            dtype = self._dtypes[name][key]
+            dtype = self._slots[name].spec[key][1]  # what was added may be finer: a secure sum is decoded in float64
             if self._slots[name].reduce == "sum":
                 return value.to(dtype)
             return (value / divisor).to(dtype if dtype.is_floating_point else value.dtype)  # a mean of whole numbers is not whole

@@ -8,6 +8,8 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
+from coterie.report.plot import Axis
+
 Curve = Sequence[tuple[float, float]]
 
 _WIDTH, _HEIGHT = 920, 400
@@ -53,10 +55,10 @@ def _histograms(without: npt.NDArray[np.float64], with_canary: npt.NDArray[np.fl
         points.append(f"{right:.1f},{_BASE}")
         marks.append(f'<polygon points="{" ".join(points)}" fill="{colour}" fill-opacity=".28" stroke="{colour}" stroke-width="1.5"/>')
     marks.append(_line(left, _BASE, right, _BASE, _SOFT))
-    for tick in np.linspace(low + pad, high - pad, 5):
-        at = left + (tick - low) / (high - low) * (right - left)
-        marks.append(_text(at, _BASE + 18, f"{tick:.3g}", anchor="middle", fill=_SOFT))
-    marks.append(_text(right, _BASE + 40, "attacker's score", anchor="end", fill=_SOFT))
+    axis = Axis(low, high, "attacker's score", "{:.3g}".format)
+    for tick in axis.ticks(6):
+        marks.append(_text(left + axis.place(tick) * (right - left), _BASE + 18, axis.show(tick), anchor="middle", fill=_SOFT))
+    marks.append(_text(right, _BASE + 40, axis.label, anchor="end", fill=_SOFT))
     marks += [_text(left + 8, _TOP + 12, "without the canary", fill=_WITHOUT, weight=600), _text(left + 8, _TOP + 29, "with it", fill=_WITH, weight=600)]
     return marks
 

@@ -91,6 +91,15 @@ def test_without_a_clip_the_noise_stays_what_it_was() -> None:
     assert (wide.clip or 0.0) > push_of("clip-off") * 2.0
 
 
+@pytest.mark.parametrize("fault", ["none", "noise-off", "noise-halved", "seed-reused", "clip-off"])
+def test_discrete_noise_is_audited_and_broken_like_the_other(fault: Fault) -> None:
+    without, with_canary = mechanism_scores(noise=1.0, clients=1, runs=300, mechanism="discrete", fault=fault, seed=0)
+    expected = {"none": 1.0, "noise-halved": 2.0, "clip-off": 10.0}.get(fault)
+    if expected is not None:
+        assert abs(estimated_mu(without, with_canary) - expected) < 4 * math.sqrt(2 / 300 + expected**2 / 1200)
+    assert (bounds_of(without, with_canary, delta=1e-5).mu > 1.0) == (fault != "none")
+
+
 def test_an_unknown_fault_is_refused() -> None:
     with pytest.raises(ValueError, match=r"A fault must be one of .*, found 'noise'"):
         broken(Guards(clip=1.0, noise=1.0), "noise", seed=0)  # type: ignore[arg-type]

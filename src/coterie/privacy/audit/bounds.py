@@ -119,7 +119,7 @@ def estimated_mu(without: Scores, with_canary: Scores) -> float:
     freedom = len(without) + len(with_canary) - 2
     inside = float(((without - without.mean()) ** 2).sum() + ((with_canary - with_canary.mean()) ** 2).sum())
     spread = math.sqrt(inside / freedom)
-    return 0.0 if apart <= 0 else apart / spread if spread > 0 else math.inf
+    return 0.0 if apart <= 0 else apart / spread if spread > 1e-12 * apart else math.inf  # below, it is rounding
 
 
 def auc(without: Scores, with_canary: Scores) -> float:

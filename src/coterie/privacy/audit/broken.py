@@ -23,7 +23,10 @@ class NoNoise(NoiseSource):
     """Adds nothing."""
 
     def add(self, values: Tensors, std: float) -> Tensors:
-        return values
+        return {name: value.double() for name, value in values.items()}
+
+    def add_discrete(self, values: Tensors, std: float, step: float) -> Tensors:
+        return self.add(values, std)
 
 
 class HalfNoise(NoiseSource):
@@ -31,6 +34,9 @@ class HalfNoise(NoiseSource):
 
     def add(self, values: Tensors, std: float) -> Tensors:
         return super().add(values, std / 2.0)
+
+    def add_discrete(self, values: Tensors, std: float, step: float) -> Tensors:
+        return super().add_discrete(values, std / 2.0, step)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from coterie.message import Message, Slot
 from coterie.privacy.audit.bounds import Scores
 from coterie.privacy.audit.broken import Fault, NoNoise, broken, push_of
 from coterie.privacy.guards import Guards
-from coterie.privacy.noise import NoiseSource
+from coterie.privacy.noise import Mechanism, NoiseSource
 
 _SIZE = 6  # coordinates of an update: the score sees one direction, however many there are
 _GROUP, _NAME = "shared", "update"
@@ -45,14 +45,15 @@ class Theory:
 
 
 def mechanism_scores(
-    *, noise: float, clip: float = 1.0, clients: int = 2, runs: int = 10_000, fault: Fault = "none", seed: int | None = None
+    *, noise: float, clip: float = 1.0, clients: int = 2, runs: int = 10_000, mechanism: Mechanism = "gaussian",
+    fault: Fault = "none", seed: int | None = None,
 ) -> tuple[Scores, Scores]:
     """Scores of so many releases without and with the canary. Clients carry shares; one alone carries the whole noise.
 
     Noise comes from the operating system, or with a seed from numbers that can be repeated.
     """
     check_mechanism(noise, clip, clients, runs)
-    claimed = Guards(clip=clip, noise=noise, split="share", min_cohort=clients, audit_seed=seed)
+    claimed = Guards(clip=clip, noise=noise, split="share", min_cohort=clients, mechanism=mechanism, audit_seed=seed)
     rng = np.random.default_rng(seed)
     guards = broken(claimed, fault, seed=int(rng.integers(2**62)))
     direction, others = _update_and_others(rng, clients, clip)
