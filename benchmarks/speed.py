@@ -3,6 +3,8 @@
     python benchmarks/speed.py [--device cpu] [--cases fashion,resnet8] [--backends loop,pool] [--peers bare,flwr] \
         [--rounds 4] [--repeats 2] [--quick] [--json FILE] [--picture FILE.svg]
 
+A backend may name its clients at once, its precision and a method: graph, stacked20, graph:bf16, graph:tf32:scaffold.
+
 A round is one local epoch of every client of the cohort by SGD with momentum, the mean of the models, and every client's
 accuracy on its own test part. The pictures are random numbers of the right shape: speed does not depend on what they show.
 Every measurement runs in a process of its own, repeated in turn (A B C, A B C), so that a busy minute of the machine
@@ -14,11 +16,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,6 +56,10 @@ CASES = {
     "wide": Case("wide", (64,), 100, 40, 10, 10, cohort=10),
 }
 ON_CPU = ("fashion", "resnet8", "clients-10", "clients-100", "clients-1000", "clients-10000", "cohort-1", "cohort-100", "wide")
+
+
+_ON_CPU = "loop,pool"
+_ON_CUDA = "loop:tf32,graph,graph:tf32,graph:bf16,stacked20,stacked20:tf32,stacked20:bf16"
 
 
 # --- one measurement, in a process of its own ------------------------------------------------------------------------------------
@@ -115,9 +121,11 @@ def as_module(net: Any) -> Any:
     return module
 
 
-def bare(case: Case, device: str, rounds: int) -> list[float]:
+def bare(case: Case, device: str, rounds: int, precision: str) -> list[float]:
     import torch
 
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+    low = torch.autocast(device.split(":")[0], torch.bfloat16, enabled=precision == "bf16")
     x, y = (column.to(device) for column in build_data(case))
     module = as_module(build_net(case)).to(device)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
@@ -131,19 +139,21 @@ def bare(case: Case, device: str, rounds: int) -> list[float]:
             module.load_state_dict(shared)
             optimizer.state.clear()
             first = client * size
-            train_by_hand(module, optimizer, x[first : first + case.train], y[first : first + case.train], case.batch)
+            with low:
+                train_by_hand(module, optimizer, x[first : first + case.train], y[first : first + case.train], case.batch)
             for name, value in module.state_dict().items():
                 total[name] += value.double() / len(cohort)
         shared = {name: total[name].to(value.dtype) for name, value in shared.items()}
         module.load_state_dict(shared)
         for client in cohort:
             first = client * size + case.train
-            accuracy_by_hand(module, x[first : first + case.test], y[first : first + case.test])
+            with low:
+                accuracy_by_hand(module, x[first : first + case.test], y[first : first + case.test])
         seconds.append(time.perf_counter() - started)
     return seconds
 
 
-def coterie(case: Case, device: str, rounds: int, backend: str, precision: str) -> list[float]:
+def coterie(case: Case, device: str, rounds: int, backend: str, precision: str, method: str) -> list[float]:
     import torch
 
     from coterie import methods
@@ -160,12 +170,16 @@ def coterie(case: Case, device: str, rounds: int, backend: str, precision: str) 
         rows = torch.arange(client * size, (client + 1) * size)
         parts.append(ClientParts(View(table, rows[: case.train]), View(table, rows[:0]), View(table, rows[case.train :])))
     population = Population("random", tuple(map(str, range(case.clients))), parts, num_classes=10)
-    plan = methods.fedavg(
-        rounds=rounds, training=Training(optim=SGD(lr=0.05, momentum=0.9), batch_size=case.batch),
+    momentum = 0.0 if method == "scaffold" else 0.9  # its control variates are for plain steps
+    plan = getattr(methods, method)(
+        rounds=rounds, training=Training(optim=SGD(lr=0.05, momentum=momentum), batch_size=case.batch),
         cohort=Everyone() if case.cohort is None else Fixed(case.cohort),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(backend=backend, devices=device, precision=precision, eval_clients="cohort", quiet=True)  # type: ignore[arg-type]
+        name, width = backend.rstrip("0123456789"), backend.lstrip("abcdefghijklmnopqrstuvwxyz")
+        settings = Settings(
+            backend=name, devices=device, precision=precision, width=int(width) if width else None, eval_clients="cohort", quiet=True  # type: ignore[arg-type]
+        )
         finish = run(plan, population, net=build_net(case), metric=Classification(10), out=Path(folder) / "run", settings=settings)
         lines = [json.loads(line) for line in (finish.path / "metrics.jsonl").read_text().splitlines()]
     return [line["seconds"] for line in lines if line.get("event") == "round"]
@@ -179,31 +193,70 @@ def flwr(case: Case, rounds: int) -> list[float]:
     return simulate(case, rounds)
 
 
+class Memory:
+    """The most memory that this process and those it started held together, looked at ten times a second.
+
+    Pages that several share count once, by the share that each has in them.
+    """
+
+    def __init__(self) -> None:
+        self.peak_mb = 0.0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(0.1):
+            self.peak_mb = max(self.peak_mb, sum(map(_share_mb, _family(os.getpid()))))
+
+
+def _family(pid: int) -> list[int]:
+    try:
+        found = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    except OSError:  # it ended
+        return []
+    return [pid, *(member for child in found for member in _family(child))]
+
+
+def _share_mb(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1e3
+
+
 def measure(name: str, who: str, device: str, rounds: int) -> dict[str, Any]:
-    """One row. `who` is bare, flwr, pfl, or a backend of Coterie with an optional precision (loop, pool, stacked:tf32)."""
+    """One row. `who` is bare, flwr, pfl, or a backend of Coterie, with a precision and a method where they matter."""
     import torch
 
     case = CASES[name]
-    backend, _, precision = who.partition(":")
-    if who == "bare":
-        torch.set_num_threads(os.cpu_count() or 1)
-        seconds = bare(case, device, rounds)
-    elif who == "flwr":
-        seconds = flwr(case, rounds)
-    elif who == "pfl":
-        from pfl_app import simulate
+    backend, precision, method = [*who.split(":"), "", ""][:3]
+    with Memory() as memory:
+        if backend == "bare":
+            torch.set_num_threads(os.cpu_count() or 1)
+            seconds = bare(case, device, rounds, precision or ("fp32" if device == "cpu" else "tf32"))
+        elif who == "flwr":
+            seconds = flwr(case, rounds)
+        elif who == "pfl":
+            from pfl_app import simulate
 
-        torch.set_num_threads(os.cpu_count() or 1)
-        seconds = simulate(case, device, rounds)
-    else:
-        seconds = coterie(case, device, rounds, backend, precision or "fp32")
+            torch.set_num_threads(os.cpu_count() or 1)
+            seconds = simulate(case, device, rounds)
+        else:
+            seconds = coterie(case, device, rounds, backend, precision or "fp32", method or "fedavg")
     steady = statistics.median(seconds[1:] or seconds)
-    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     device_mb = torch.cuda.max_memory_allocated() / 1e6 if device != "cpu" and torch.cuda.is_available() else None
     return {
         "case": name, "backend": who, "samples_per_s": (case.cohort or case.clients) * case.train / steady, "seconds_per_round": steady,
-        "first_round_s": seconds[0], "rounds": len(seconds),
-        "peak_host_mb": max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, children) / 1e3, "peak_device_mb": device_mb,
+        "first_round_s": seconds[0], "rounds": len(seconds), "peak_host_mb": memory.peak_mb, "peak_device_mb": device_mb,
     }  # fmt: skip
 
 
@@ -273,7 +326,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:0")
     parser.add_argument("--cases", help=f"of {', '.join(CASES)}")
-    parser.add_argument("--backends", help="of loop, pool, stacked, each with :tf32 if wanted")
+    parser.add_argument("--backends", help="of loop, pool, graph, stacked; see above")
     parser.add_argument("--peers", default="bare", help="of bare, flwr (needs flwr[simulation]), pfl (needs pfl)")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
@@ -289,7 +342,7 @@ def main() -> None:
     on_cpu = chosen.device == "cpu"
     names = (chosen.cases or ",".join(ON_CPU if on_cpu else CASES)).split(",")
     names, chosen.rounds, chosen.repeats = (["cohort-1", "clients-10"], 2, 1) if chosen.quick else (names, chosen.rounds, chosen.repeats)
-    who = [*chosen.peers.split(","), *(chosen.backends or ("loop,pool" if on_cpu else "loop,stacked")).split(",")]
+    who = [*chosen.peers.split(","), *(chosen.backends or (_ON_CPU if on_cpu else _ON_CUDA)).split(",")]
     unknown = [name for name in names if name not in CASES]
     if unknown:
         parser.error(f"unknown case {unknown[0]}; use some of {', '.join(CASES)}")

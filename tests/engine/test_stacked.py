@@ -22,6 +22,7 @@ from coterie.data.examples import View
 from coterie.engine import answers
 from coterie.engine.recording import Kept
 from coterie.engine.recording import track as tracks
+from coterie.engine.run import Silent
 from coterie.engine.signature import signature
 from coterie.engine.stacked import backend as stacking
 from coterie.engine.stacked.member import Member
@@ -365,6 +366,35 @@ def test_a_result_does_not_depend_on_who_is_stacked_with_whom(tmp_path: Path, mo
     assert widths == [2, 2, 2, 2, 3, 2]  # cohorts of 2, 3 and 2; two at once leave one of the three alone; width 1 stacks nobody
     for found in runs[1:]:
         assert_close({"": tensors_of(found)}, {"": tensors_of(runs[0])}, "width")
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.told.append(text)
+
+
+def test_where_memory_does_not_hold_so_many_it_goes_on_with_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Toy().run((Phase("train", 2, FedAvg(training=TRAINING)),), tmp_path / "loop", precision="fp64", backend="loop")
+    sizes: list[int] = []
+    train = train_stacked
+
+    def small(group: Any, *rest: Any, **more: Any) -> Any:
+        sizes.append(len(group))
+        if len(group) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return train(group, *rest, **more)
+
+    monkeypatch.setattr(stacking, "train_stacked", small)
+    notes = Notes()
+    finish = Toy().run(
+        (Phase("train", 2, FedAvg(training=TRAINING)),), tmp_path / "run", precision="fp64", backend="stacked", width=4, watcher=notes
+    )
+    assert sizes == [4, 2, 2, 2, 2]
+    assert [note for note in notes.told if "memory" in note] == ["The device's memory holds 2 clients at once, not twice as many; from here on it is 2."]
+    assert_close(finish.state.shared, loop.state.shared, "state")
 
 
 def test_runs_that_parted_meet_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ def check(message: Message, slots: Mapping[str, Slot], sent: Message, *, norm_ra
         _check_names(group, tensors, slots[group])
         for name, value in tensors.items():
             _check_tensor(f"{group}/{name}", value, slots[group].spec[name])
+    _check_numbers(message)
     for group, slot in slots.items():
         if group not in {*message.groups, SCALARS} and slot.spec and not slot.subset and slot.reduce != "each":
             raise Refused(f"sent no group '{group}'. The method's client must return every declared group.")
@@ -80,6 +81,15 @@ def _check_tensor(where: str, value: Tensor, expected: tuple[tuple[int, ...], to
         raise Refused(f"sent '{where}' as {value.dtype}, expected {dtype}.")
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
         raise NotFinite(f"sent '{where}' with NaN or infinite entries.")
+
+
+def _check_numbers(message: Message) -> None:
+    """All at once, because an accelerator would be waited for at each tensor."""
+    floats = {f"{group}/{n}": v for group, tensors in message.groups.items() for n, v in tensors.items() if v.is_floating_point()}
+    finite = [torch.isfinite(value).all() for value in floats.values()]
+    if finite and not bool(torch.stack(finite).all()):
+        where = next(name for name, fine in zip(floats, finite, strict=True) if not fine)
+        raise Refused(f"sent '{where}' with NaN or infinite entries.")
 
 
 def _check_size(message: Message, slots: Mapping[str, Slot], sent: Message, norm_ratio: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from coterie import methods as known_methods
@@ -12,12 +13,12 @@ from coterie.method import SGD, Cohort, Plan
 from coterie.methods.fedavg import Training
 from coterie.metrics.classification import Classification
 from coterie.models.net import Net
-from coterie.models.nets import cnn2
+from coterie.models.nets import cnn2, resnet8, resnet18
 from coterie.options import nearest
 from coterie.privacy.guards import Guards
-from coterie.recipes.compare_digits import build_plan, check_cohort
+from coterie.recipes.compare_digits import build_plan
 from coterie.recipes.population import build_population
-from coterie.recipes.secure import secured
+from coterie.recipes.private import Privacy, told
 from coterie.recipes.session import Session, seeded
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,10 +34,9 @@ def compare_cifar10(
     lrs: tuple[float, ...] = (0.01, 0.03, 0.1), seeds: tuple[int, ...] = (0, 1, 2), selection_seed: int = 100,
     momentum: float = 0.9, weight_decay: float = 5e-4, epochs: int = 1, batch_size: int = 64, anchors: int = 512,
     cohort: int | None = None, data_dir: str | None = None, limit: int | None = None,
-    secure_sum: bool = False, secure_threshold: int | None = None, secure_bits: Literal[32, 64] = 32,
-    secure_neighbours: int | None = None, secure_range: float | None = None, secure_dropout: float = 0.0,
+    net: Literal["cnn2", "resnet8", "resnet18"] = "cnn2", privacy: Privacy = Privacy(),
 ) -> None:  # fmt: skip
-    """Personalised methods on CIFAR-10, 20 clients, Dirichlet 0.1, cnn2: the learning rate from a seed of its own.
+    """Personalised methods on CIFAR-10, 20 clients, Dirichlet 0.1: the learning rate from a seed of its own.
 
     The rate of every method is the one with the best personal accuracy on validation parts after the last round of
     --selection-seed; then every seed runs with it. Official train and test pictures are pooled and cut 80/20 on
@@ -46,15 +46,10 @@ def compare_cifar10(
         if method not in METHODS and method not in known_methods.__all__:
             raise ValueError(f"Unknown method '{method}'. {nearest(method, [*METHODS, *known_methods.__all__])}")
     training = Training(optim=SGD(lr=lrs[0], momentum=momentum, weight_decay=weight_decay), epochs=epochs, batch_size=batch_size)
-    worlds = {seed: _world(seed, clients, beta, data_dir, limit) for seed in (selection_seed, *seeds)}
-    guarded = {
-        seed: secured(
-            Guards(), population, secure_sum=secure_sum, threshold=secure_threshold, bits=secure_bits, neighbours=secure_neighbours,
-            range=secure_range, dropout=secure_dropout,
-        )
-        for seed, (population, _) in worlds.items()
-    }  # fmt: skip
-    who = check_cohort(cohort, clients)
+    worlds = {seed: _world(net, seed, clients, beta, data_dir, limit) for seed in (selection_seed, *seeds)}
+    who = privacy.cohort(cohort, clients)
+    guarded = {seed: privacy.guards(who, population, rounds, session.settings) for seed, (population, _) in worlds.items()}
+    session.tell(told(guarded[selection_seed]))
     for method in methods:
         best = lrs[0]
         if len(lrs) > 1:
@@ -64,9 +59,9 @@ def compare_cifar10(
             best = max(scores, key=lambda lr: -math.inf if math.isnan(scores[lr]) else scores[lr])
         plan = _plan(method, _with_rate(training, best), rounds, anchors, who)
         for seed in seeds:
-            population, net = worlds[seed]
+            population, model = worlds[seed]
             session.run(
-                plan, population, net=net, metric=Classification(10), method=method, name=f"{method}/seed-{seed}",
+                plan, population, net=model, metric=Classification(10), method=method, name=f"{method}/seed-{seed}",
                 settings=replace(session.settings, seed=seed), guards=guarded[seed],
             )  # fmt: skip
 
@@ -97,9 +92,10 @@ def _with_rate(training: Training, lr: float) -> Training:
     return replace(training, optim=replace(training.optim, lr=lr))
 
 
-def _world(seed: int, clients: int, beta: float, data_dir: str | None, limit: int | None) -> tuple[Population, Net]:
+def _world(net: str, seed: int, clients: int, beta: float, data_dir: str | None, limit: int | None) -> tuple[Population, Net]:
     population = build_population(
         "cifar10", clients=clients, partition="dirichlet", beta=beta, seed=seed, data_dir=data_dir, limit=limit, merge_test=True,
         check=False,  # one picture file, cut by rows: nothing that could be in two parts
     )  # fmt: skip
-    return population, seeded(seed, cnn2, 3, 32, 10)
+    nets = {"cnn2": partial(cnn2, 3, 32, 10), "resnet8": partial(resnet8, 3, 10), "resnet18": partial(resnet18, 3, 10)}
+    return population, seeded(seed, nets[net])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from coterie.engine.answers import Question, own_generator, reference
+from coterie.engine.answers import Question, own_generator, place_of, reference
 from coterie.engine.backend import World
 from coterie.engine.graph.program import Program
 from coterie.engine.loop import Loop
@@ -49,7 +49,7 @@ class Graph(Loop):
             return reference(asked)
         try:
             program = self._programs.get(kind, lambda: Program(ask, context.net))
-            with own_generator(context.key, torch.device("cpu")), torch.no_grad():
+            with own_generator(context.key, place_of(ask.params, context.net)[0]), torch.no_grad():
                 return program.answer(ask, context.round, context.key)
         except Unrecordable as error:
             self._remark(ask.name, str(error))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
+import torch
+
 from coterie.engine.answers import Asking, Question, reference
 from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
 from coterie.engine.client import Failure, failure
@@ -125,6 +127,10 @@ class Stacked:
             return [_tried(group[0].question)]
         try:
             return self._together(group)
+        except torch.OutOfMemoryError:
+            half = -(-len(group) // 2)
+            self._fit(half)
+            return [*self._answers(group[:half]), *self._answers(group[half:])]
         except Exception as error:
             replies = [_tried(waiting.question) for waiting in group]
             if not any(isinstance(reply, Exception) for reply in replies):  # else a client is at fault, not the stacking
@@ -132,6 +138,14 @@ class Stacked:
                 self._alone.add(group[0].kind)
                 self._remark(group[0].question, f"{type(error).__name__}: {error}".splitlines()[0])
             return replies
+
+    def _fit(self, width: int) -> None:
+        """No more than so many clients at once from here on."""
+        self._programs.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self._width = min(self._width, width)
+        self._say(f"The device's memory holds {width} clients at once, not twice as many; from here on it is {self._width}.")
 
     def _together(self, group: list[_Waiting]) -> list[Any]:
         first, context, kind = group[0].question, group[0].question.context, group[0].kind
