@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from coterie.engine.settings import Settings as Settings
     from coterie.method import SGD as SGD
     from coterie.method import Adam as Adam
+    from coterie.method import Poisson as Poisson
     from coterie.methods.fedavg import Training as Training
     from coterie.metrics import Classification as Classification
     from coterie.models.nets import cnn2 as cnn2
     from coterie.models.nets import mlp as mlp
     from coterie.models.nets import resnet8 as resnet8
     from coterie.models.nets import resnet18 as resnet18
+    from coterie.privacy.accountant import Budget as Budget
     from coterie.privacy.guards import Guards as Guards
     from coterie.recipes.population import build_population as build_population
     from coterie.recipes.session import seeded as seeded
@@ -29,9 +31,11 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Adam": "coterie.method",
+    "Budget": "coterie.privacy.accountant",
     "Classification": "coterie.metrics",
     "Finish": "coterie.engine.run",
     "Guards": "coterie.privacy.guards",
+    "Poisson": "coterie.method",
     "SGD": "coterie.method",
     "Settings": "coterie.engine.settings",
     "Training": "coterie.methods.fedavg",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,11 @@ from toy import numbers
 
 from coterie import methods
 from coterie.attacks.poison import Attack, Backdoor, InnerProduct, LabelFlip, LyingScore, RandomUpdate, ScaledUpdate, SignFlip
+from coterie.data.examples import View
 from coterie.engine.check import check
 from coterie.engine.run import Finish, RunError, run
 from coterie.engine.settings import Settings
-from coterie.method import SGD, Fixed, Nobody, Phase, Plan, Poisson
+from coterie.method import SGD, Fixed, Nobody, Phase, Plan, Poisson, Wrapper, as_run
 from coterie.methods.fedavg import FedAvg, Training
 from coterie.methods.scaffold import scaffold
 from coterie.metrics.classification import Classification
@@ -64,6 +67,15 @@ def of_each(tmp_path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Every client's own change in the first round, and its weight."""
     changes = [moved(go((Phase("train", 1, FedAvg(training=TRAINING), Only(c)),), tmp_path / f"only-{c}")) for c in range(len(SIZES))]
     return torch.stack(changes), torch.tensor(SIZES, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Alike(Wrapper):
+    """A method whose clients all count the same."""
+
+    def client(self, mine, down, site):  # type: ignore[no-untyped-def]
+        row, up = yield from as_run(self.inner.client(mine, down, site))
+        return row, replace(up, weight=None)
 
 
 class Only:
@@ -116,10 +128,6 @@ def test_an_attack_begins_in_its_round_and_leaves_earlier_ones_as_they_were(tmp_
 
 def test_flipped_labels_are_what_the_attacker_trains_on_and_nobody_else(tmp_path: Path) -> None:
     """Client 2 alone, its labels flipped by hand, moves as the attacker of a run does."""
-    from dataclasses import replace
-
-    from coterie.data.examples import View
-
     whole = toy.population(SIZES)
     train = whole.parts[2].train
     columns = {**train.columns, "y": toy.CLASSES - 1 - train.columns["y"]}
@@ -178,6 +186,21 @@ def test_a_secure_sum_leaves_an_attacker_its_range_and_no_more(tmp_path: Path) -
     assert moved(found).abs().max() <= others * 30 / sum(SIZES) * (1 + 1e-6)
     with pytest.raises(ValueError, match=r"InnerProduct sees the honest clients' updates, which a secure sum hides"):
         go(fedavg(), tmp_path / "seen", guards=guards, attack=InnerProduct(sees="all"))
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-12])
+def test_beside_an_adaptive_clip_an_attackers_bit_says_how_long_its_update_is(noise: float, tmp_path: Path) -> None:
+    """Everybody is far below the clip of 10; with a scale of 1,000 client 2 is beyond it, and four of five bits are left."""
+    guards = Guards(clip=10.0, clip_mode="adaptive", noise=noise, n_max=1.0 if noise else None, kappa=0.0)
+    plan = (Phase("train", 2, Alike(FedAvg(training=TRAINING))),)
+    clips = {}
+    for scale in (1.0, 1000.0):
+        found = go(plan, tmp_path / f"{scale}", guards=guards, attack=ScaledUpdate(clients=(2,), scale=scale))
+        clips[scale] = math.log(lines(found, "round")[1]["clip"] / 10.0)  # type: ignore[operator]
+    changes, _ = of_each(tmp_path)
+    assert changes.norm(dim=1).max() < 10 < 1000 * changes[2].norm()
+    # C exp(-eta (b - 1/2)) with b the share of clients within the clip: 1, then 4/5
+    assert clips[1000.0] / clips[1.0] == pytest.approx((0.8 - 0.5) / (1.0 - 0.5), rel=1e-3)
 
 
 # --- the same through every door ----------------------------------------------------------------------------------------------

@@ -63,11 +63,9 @@ def why_nothing(guards: Record, attack: Record) -> str | None:
 
 def shared_by(path: Path) -> Mapping[str, Any] | None:
     """The guarantee of examples that this run shared, where its recipe states one."""
-    for place, own in ((path.parent / SHARED, path.name), (path / SHARED, path.name)):
-        if place.exists():
-            found = record(read_record(place), own)
-            return found if "guarantee" in found else None
-    return None
+    place = path.parent / SHARED
+    found = record(read_record(place), path.name) if place.exists() else {}
+    return found if "guarantee" in found else None
 
 
 def tell(path: Path, account: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from coterie.attacks.poison import Attack
@@ -15,7 +15,7 @@ from coterie.engine.rows import hub_of, row_of, with_server_rows
 from coterie.engine.secure import fixed_point
 from coterie.engine.settings import Settings
 from coterie.engine.spending import check_budget
-from coterie.method import Nobody, Phase, Plan, Poisson, Round, as_run
+from coterie.method import Cohort, Nobody, Phase, Plan, Poisson, Round, as_run
 from coterie.metrics.metric import Metric
 from coterie.models.net import Net
 from coterie.privacy.guards import Guards
@@ -46,6 +46,7 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
     check_reduce(world, guards)
     check_attack(world, guards)
     seen: set[str] = set()
+    sending: list[tuple[Cohort, Collection[str]]] = []
     for phase in world.plan:
         if phase.name in seen:
             raise ValueError(f"Two phases are called '{phase.name}'. Give each phase a name of its own.")
@@ -61,8 +62,8 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
             _check_secure(world, phase, guards, round)
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
-        if phase is world.plan[0]:
-            check_budget(guards, len(world.population), phase.cohort, slots)
+        sending.append((phase.cohort, slots.keys()))
+    check_budget(guards, len(world.population), sending)
 
 
 def check_reduce(world: World, guards: Guards) -> None:

@@ -73,7 +73,7 @@ def test_what_nobody_checked_stands_beside_the_number() -> None:
     open_sum = Spending(releases=[replace(ALL, secure=False)])
     assert open_sum.view("local").only_if is None
     assert "trusted" in (open_sum.view("central").only_if or "")
-    assert Spending(releases=[ALL]).view("central").only_if is None
+    assert "work with the server" in (Spending(releases=[ALL]).view("central").only_if or "")
     hidden = Spending(releases=[replace(ALL, sampling="poisson", rate=0.5)]).view("amplified")
     assert "hidden" in (hidden.only_if or "")
     assert open_sum.headline() == "local" and Spending(releases=[ALL]).headline() == "central"

@@ -26,7 +26,7 @@ Accountant = Literal["pld", "rdp", "rdp_integer"]
 Group = tuple[float, float]  # multiplier z, rate q
 Counts = Mapping[Group, int]
 
-MISSING = "It needs the package dp-accounting, which is not installed: pip install 'coterie[privacy]'."
+MISSING = "It needs the package dp-accounting, which is not installed. Install it with: pip install 'coterie[privacy]'"
 MOST_FOR_PLD = 100.0  # epsilon beyond which a privacy loss distribution is not worth its memory
 INTEGER_ORDERS = tuple(float(order) for order in range(2, 257))
 _WIDEST, _FINEST = 5e-4, 1e-5  # steps of the privacy loss

@@ -116,6 +116,12 @@ class Spending:
             return self.budget.view
         return "central" if self._secure else "local"
 
+    @property
+    def _hidden_messages(self) -> str:
+        if self._secure:
+            return "no more clients work with the server than the secure sum bears"
+        return "the server can be trusted: it saw every message (no secure sum)"
+
     def view(self, name: ViewName) -> View:
         if name == "amplified":
             return self._amplified()
@@ -128,7 +134,7 @@ class Spending:
             name=name, epsilon=epsilon, delta=self.budget.delta, relation=REPLACED if name == "local" else REMOVED,
             sampling=f"known, so nothing is amplified; the client that took part most did so {most:,} time{'' if most == 1 else 's'}",
             against=SEES[name], accountant=EXACT, replaced_epsilon=None if name == "local" else replaced,
-            only_if=None if name == "local" or self._secure else "the server can be trusted: it saw every message (no secure sum)",
+            only_if=None if name == "local" else self._hidden_messages,
             reason="a release carried no noise" if epsilon is None else None,
         )  # fmt: skip
 
@@ -138,10 +144,9 @@ class Spending:
         epsilon, relation, accountant, reason = self._amplified_epsilon()
         replaced = self.view("central").replaced_epsilon if used == ["everyone"] else None
         hidden = "who and how many take part stays hidden" if used and used != ["everyone"] else ""
-        trusted = "" if self._secure else "the server can be trusted: it saw every message (no secure sum)"
         return View(
             name="amplified", epsilon=epsilon, delta=self.budget.delta, relation=relation, sampling=words, against=SEES["amplified"],
-            accountant=accountant, replaced_epsilon=replaced, only_if=" and ".join(filter(None, [hidden, trusted])) or None, reason=reason,
+            accountant=accountant, replaced_epsilon=replaced, only_if=" and ".join(filter(None, [hidden, self._hidden_messages])), reason=reason,
         )  # fmt: skip
 
     def _amplified_epsilon(self) -> tuple[float | None, str, str, str | None]:
@@ -151,16 +156,19 @@ class Spending:
             together += counts
         if any(z == 0.0 for z, _ in together):
             return None, REMOVED, EXACT, "a release carried no noise"
-        if all(q == 1.0 for _, q in together) and self.budget.accountant == "pld":  # nothing is sampled: there is a closed form
+        asked = self.budget.accountant
+        if all(q == 1.0 for _, q in together) and asked in (None, "pld"):  # nothing is sampled: there is a closed form
             mu = math.sqrt(sum(count * load(z) for (z, _), count in together.items()))
             return _finite(gaussian_eps(mu, self.budget.delta)), REMOVED, EXACT, None
         if not available():
-            return None, REMOVED, self.budget.accountant, MISSING
+            return None, REMOVED, asked or "pld", MISSING
         if "fixed" not in self._counts:
-            epsilon, accountant = poisson_epsilon(together, self.budget.delta, self.budget.accountant)
+            epsilon, accountant = poisson_epsilon(together, self.budget.delta, asked or "pld")
             return _finite(epsilon), REMOVED, accountant, None
         if "poisson" in self._counts:
             return None, REPLACED, "rdp", "Poisson cohorts and cohorts of fixed size are mixed, and no bound here covers both"
+        if asked not in (None, "rdp"):
+            return None, REPLACED, asked, f"{asked} needs Poisson cohorts; for cohorts of fixed size there is the accountant rdp"
         return _finite(replaced_epsilon(together, self.budget.delta)), REPLACED, "rdp", None
 
 

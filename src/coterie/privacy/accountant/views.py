@@ -33,7 +33,7 @@ UNIT = "one client's whole data set"
 REPLACED = "one client's data set is replaced by another"
 REMOVED = "one client's data set is added or removed (removed: noise on zeros)"
 SEES = {
-    "local": "the server, which sees every noised message and who sent it",
+    "local": "whoever sees every noised message and who sent it: the server, unless a secure sum hides them",
     "central": "whoever sees the sums and who took part",
     "amplified": "whoever sees the models only: no message, not who took part",
 }
