@@ -16,9 +16,9 @@ from coterie.models.net import Net
 from coterie.models.nets import cnn2, resnet8, resnet18
 from coterie.options import nearest
 from coterie.privacy.guards import Guards
-from coterie.recipes.compare_digits import build_plan, check_cohort
+from coterie.recipes.compare_digits import build_plan
 from coterie.recipes.population import build_population
-from coterie.recipes.secure import secured
+from coterie.recipes.private import Privacy, told
 from coterie.recipes.session import Session, seeded
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -34,9 +34,7 @@ def compare_cifar10(
     lrs: tuple[float, ...] = (0.01, 0.03, 0.1), seeds: tuple[int, ...] = (0, 1, 2), selection_seed: int = 100,
     momentum: float = 0.9, weight_decay: float = 5e-4, epochs: int = 1, batch_size: int = 64, anchors: int = 512,
     cohort: int | None = None, data_dir: str | None = None, limit: int | None = None,
-    net: Literal["cnn2", "resnet8", "resnet18"] = "cnn2",
-    secure_sum: bool = False, secure_threshold: int | None = None, secure_bits: Literal[32, 64] = 32,
-    secure_neighbours: int | None = None, secure_range: float | None = None, secure_dropout: float = 0.0,
+    net: Literal["cnn2", "resnet8", "resnet18"] = "cnn2", privacy: Privacy = Privacy(),
 ) -> None:  # fmt: skip
     """Personalised methods on CIFAR-10, 20 clients, Dirichlet 0.1: the learning rate from a seed of its own.
 
@@ -49,14 +47,9 @@ def compare_cifar10(
             raise ValueError(f"Unknown method '{method}'. {nearest(method, [*METHODS, *known_methods.__all__])}")
     training = Training(optim=SGD(lr=lrs[0], momentum=momentum, weight_decay=weight_decay), epochs=epochs, batch_size=batch_size)
     worlds = {seed: _world(net, seed, clients, beta, data_dir, limit) for seed in (selection_seed, *seeds)}
-    guarded = {
-        seed: secured(
-            Guards(), population, secure_sum=secure_sum, threshold=secure_threshold, bits=secure_bits, neighbours=secure_neighbours,
-            range=secure_range, dropout=secure_dropout,
-        )
-        for seed, (population, _) in worlds.items()
-    }  # fmt: skip
-    who = check_cohort(cohort, clients)
+    who = privacy.cohort(cohort, clients)
+    guarded = {seed: privacy.guards(who, population, rounds, session.settings) for seed, (population, _) in worlds.items()}
+    session.tell(told(guarded[selection_seed]))
     for method in methods:
         best = lrs[0]
         if len(lrs) > 1:
