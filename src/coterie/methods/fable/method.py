@@ -33,8 +33,7 @@ from coterie.message import Message, Slot
 from coterie.method import ClientRun, Hub, Optimizer, PersonalRun, Predictor, Site, Sweep, Train, Trained
 from coterie.methods.fable.anchors import Fill, Selection, choose, filled, padded
 from coterie.methods.fable.coordinates import FableLoss, embed, fable_outputs
-from coterie.methods.fedavg import Buffers, FedAvg, PrivateNames, head_names
-from coterie.randomness import Draw, draw
+from coterie.methods.fedavg import Buffers, FedAvg, PrivateNames, head_names, linear_layer
 from coterie.tensors import Groups, Tensors
 
 Refresh = Literal["round", "epoch", "step", "init"]
@@ -89,7 +88,7 @@ class Fable(FedAvg):
         if self.refresh == "init":
             with torch.no_grad():
                 real = {"mask": torch.ones(len(next(iter(anchors.values()))), dtype=torch.bool)}
-                params = {"shared": {name: site.net.params[name] for name in self.shared_names(site.net)}}
+                params = {"shared": {name: site.net.params[name] for name in site.net.encoder_names}}
                 found = embed(params, {"buffers": site.net.buffers}, {}, {"local": {**anchors, **real}}, site.net)
             row["embedded"] = self.widened(found["embedded"])
         return row
@@ -108,15 +107,7 @@ class Fable(FedAvg):
     def first_decoder(self, site: Site) -> Tensors:
         """Uniform in +-1/sqrt(m), as torch's linear layer starts; the same for a client whatever its cohort."""
         like = next(iter(site.net.params.values()))
-        bound = 1.0 / self.anchors**0.5
-
-        def uniform(name: str, *shape: int) -> torch.Tensor:
-            numbers = draw(site.key.fold(name), 0, Draw("uniform", shape), 1, like.device, torch.float64)
-            spread: torch.Tensor = (2.0 * numbers - 1.0) * bound
-            return spread.to(like.dtype)
-
-        classes = site.net.num_outputs
-        private = {"decoder.weight": uniform("decoder.weight", classes, self.anchors), "decoder.bias": uniform("bias", classes)}
+        private = linear_layer("decoder", self.anchors, site.net.num_outputs, site.key, like)
         if self.linear:
             private["linear.weight"] = torch.eye(self.anchors, dtype=like.dtype, device=like.device)
         return private
