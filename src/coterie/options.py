@@ -8,7 +8,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -20,6 +20,10 @@ _WITHOUT = re.compile(r"\s*\(default:? ([^)]+)\)")
 
 _YES, _NO = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 _DEFAULT_WIDTH = 20
+
+
+class OptionGroup:
+    """Base of a frozen dataclass whose fields are keys that several functions share: `privacy: Privacy = Privacy()`."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,37 @@ class Option:
 
 
 def options_of(function: Callable[..., Any], help: Mapping[str, str] = types.MappingProxyType({})) -> dict[str, Option]:
-    """The keyword-only parameters of a function; lines `--key example   text` of its docstring are their help."""
+    """The keyword-only parameters of a function; lines `--key example   text` of its docstring are their help.
+
+    An `OptionGroup` among them stands for its fields, with the help of its own docstring, after the function's own keys.
+    """
     hints = get_type_hints(function)
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     own = {**help, **_split_doc(function)[1]}
-    return {p.name: Option(p.name, hints[p.name], p.default, own.get(p.name, "")) for p in parameters}
+    groups = [p for p in parameters if _is_group(hints[p.name])]
+    found = {p.name: Option(p.name, hints[p.name], p.default, own.get(p.name, "")) for p in parameters if not _is_group(hints[p.name])}
+    for group in groups:
+        shared = options_of_fields(hints[group.name], {**help, **_split_doc(hints[group.name])[1]})
+        found |= {name: replace(option, default=getattr(group.default, name)) for name, option in shared.items() if name not in found}
+    return found
+
+
+def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What to call a function with, from the values of its options: those of a group are put together again.
+
+    A value that is missing takes the default that this function gives the group.
+    """
+    hints, left, found = get_type_hints(function), dict(values), {}
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for parameter in parameters:
+        if _is_group(hints[parameter.name]):
+            names = [f.name for f in fields(hints[parameter.name])]
+            found[parameter.name] = replace(parameter.default, **{name: left.pop(name) for name in names if name in left})
+    return {**left, **found}
+
+
+def _is_group(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, OptionGroup)
 
 
 def options_of_fields(cls: type, help: Mapping[str, str] = types.MappingProxyType({})) -> dict[str, Option]:

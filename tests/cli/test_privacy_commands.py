@@ -83,6 +83,8 @@ def test_the_picture_and_a_file_of_numbers(tmp_path: Path, capsys: pytest.Captur
         ("account nowhere", "'nowhere' does not exist or is no folder"),
         ("account nowhere --noise 1", "A run knows its own --noise"),
         ("account --noise 1 --rate 0.1 --rounds 10 --accountant gdp", "--accountant must be one of pld, rdp, rdp_integer, found 'gdp'"),
+        ("plan --epsilon 8 --rounds 10 --rate 0.1 --sampling fixed --accountant pld", "pld needs Poisson cohorts; for cohorts of fixed size"),
+        ("plan --epsilon 8 --rounds 10 --rate 0.1 --clients 30 --min-cohort 40", "min_cohort is 40, but there are 30 clients"),
         ("spend", "Unknown command 'privacy spend'"),
     ],
 )
@@ -125,3 +127,10 @@ def test_examples_that_were_shared_are_told_with_their_own_guarantee(tmp_path: P
     assert "40 images were shared" in page and "9,456.56" in page and "49.88 at 1" in page  # worst case, and the curve at distance 1
     account = numbers(capsys, "account", str(tmp_path / "session" / "fedxds"))["runs"][0]
     assert account["examples"]["guarantee"]["b_image_eps"] == pytest.approx(9456.56, abs=0.01)
+
+
+def test_a_plan_whose_rounds_would_be_void_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--epsilon", "8", "--rounds", "5", "--rate", "0.1", "--clients", "100", "--min-cohort", "12", "--split", "share", "--accountant", "rdp"]
+    page = succeed(capsys, "privacy", *words)
+    assert "Most rounds will be void: --min-cohort is 12, and 10 clients take part on average." in page and "(rdp)" in page
+    assert "void" not in succeed(capsys, "privacy", *["8" if word == "12" else word for word in words])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,11 @@ from toy import numbers
 
 from coterie import methods
 from coterie.attacks.poison import Attack, Backdoor, InnerProduct, LabelFlip, LyingScore, RandomUpdate, ScaledUpdate, SignFlip
+from coterie.data.examples import View
 from coterie.engine.check import check
 from coterie.engine.run import Finish, RunError, run
 from coterie.engine.settings import Settings
-from coterie.method import SGD, Fixed, Nobody, Phase, Plan, Poisson
+from coterie.method import SGD, Fixed, Nobody, Phase, Plan, Poisson, Wrapper, as_run
 from coterie.methods.fedavg import FedAvg, Training
 from coterie.methods.scaffold import scaffold
 from coterie.metrics.classification import Classification
@@ -64,6 +67,15 @@ def of_each(tmp_path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Every client's own change in the first round, and its weight."""
     changes = [moved(go((Phase("train", 1, FedAvg(training=TRAINING), Only(c)),), tmp_path / f"only-{c}")) for c in range(len(SIZES))]
     return torch.stack(changes), torch.tensor(SIZES, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Alike(Wrapper):
+    """A method whose clients all count the same."""
+
+    def client(self, mine, down, site):  # type: ignore[no-untyped-def]
+        row, up = yield from as_run(self.inner.client(mine, down, site))
+        return row, replace(up, weight=None)
 
 
 class Only:
@@ -116,10 +128,6 @@ def test_an_attack_begins_in_its_round_and_leaves_earlier_ones_as_they_were(tmp_
 
 def test_flipped_labels_are_what_the_attacker_trains_on_and_nobody_else(tmp_path: Path) -> None:
     """Client 2 alone, its labels flipped by hand, moves as the attacker of a run does."""
-    from dataclasses import replace
-
-    from coterie.data.examples import View
-
     whole = toy.population(SIZES)
     train = whole.parts[2].train
     columns = {**train.columns, "y": toy.CLASSES - 1 - train.columns["y"]}
@@ -180,6 +188,21 @@ def test_a_secure_sum_leaves_an_attacker_its_range_and_no_more(tmp_path: Path) -
         go(fedavg(), tmp_path / "seen", guards=guards, attack=InnerProduct(sees="all"))
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-12])
+def test_beside_an_adaptive_clip_an_attackers_bit_says_how_long_its_update_is(noise: float, tmp_path: Path) -> None:
+    """Everybody is far below the clip of 10; with a scale of 1,000 client 2 is beyond it, and four of five bits are left."""
+    guards = Guards(clip=10.0, clip_mode="adaptive", noise=noise, n_max=1.0 if noise else None, kappa=0.0)
+    plan = (Phase("train", 2, Alike(FedAvg(training=TRAINING))),)
+    clips = {}
+    for scale in (1.0, 1000.0):
+        found = go(plan, tmp_path / f"{scale}", guards=guards, attack=ScaledUpdate(clients=(2,), scale=scale))
+        clips[scale] = math.log(lines(found, "round")[1]["clip"] / 10.0)  # type: ignore[operator]
+    changes, _ = of_each(tmp_path)
+    assert changes.norm(dim=1).max() < 10 < 1000 * changes[2].norm()
+    # C exp(-eta (b - 1/2)) with b the share of clients within the clip: 1, then 4/5
+    assert clips[1000.0] / clips[1.0] == pytest.approx((0.8 - 0.5) / (1.0 - 0.5), rel=1e-3)
+
+
 # --- the same through every door ----------------------------------------------------------------------------------------------
 
 ATTACKS = [SignFlip(scale=3), RandomUpdate(scale=5), RandomUpdate(scale=5, together=False), InnerProduct(sees="all"), LabelFlip(), LyingScore()]
@@ -199,7 +222,7 @@ def test_the_order_of_clients_and_a_stop_change_no_bit(attack: Attack, tmp_path:
 def test_workers_and_stacked_clients_train_on_what_is_poisoned(tmp_path: Path) -> None:
     plan, attack, reduce = fedavg(2), LabelFlip(from_round=2), CoordinateMedian()
     loop = go(plan, tmp_path / "loop", attack=attack, reduce=reduce)
-    pool = go(plan, tmp_path / "pool", attack=attack, reduce=reduce, backend="pool", workers=2)
+    pool = go(plan, tmp_path / "pool", attack=attack, reduce=reduce, backend="pool", workers=1)
     assert torch.equal(moved(loop), moved(pool)) and numbers(loop) == numbers(pool)
     stacked = go(plan, tmp_path / "stacked", attack=attack, reduce=reduce, backend="stacked")
     torch.testing.assert_close(moved(loop), moved(stacked), rtol=1e-9, atol=1e-9)
@@ -300,8 +323,8 @@ def test_a_sign_flip_breaks_the_mean_and_not_the_median(tmp_path: Path) -> None:
         (methods.fedavg(rounds=1, cohort=Fixed(4)), {"reduce": TrimmedMean(0.2)}, r"needs at least 5 clients in a round.* has 4"),
         (fedavg(), {"reduce": GeometricMedian(), "guards": Guards(clip=1.0, noise=0.5)}, r"needs every client's update, but under noise"),
         (fedavg(), {"reduce": Krum(1), "guards": Guards(clip=1.0, clip_mode="adaptive")}, r"bits by which an adaptive clip counts clients"),
-        (methods.local(rounds=1), {"reduce": CoordinateMedian()}, r"CoordinateMedian\(\) would do nothing: Local averages no update"),
-        (methods.local(rounds=1), {"attack": SignFlip()}, r"SignFlip changes updates that are averaged, but Local averages none"),
+        (methods.local(rounds=1), {"reduce": CoordinateMedian()}, r"CoordinateMedian\(\) would do nothing: no update is averaged by Local\. Use Mean"),
+        (methods.local(rounds=1), {"attack": SignFlip()}, r"SignFlip changes updates that are averaged, but none is by Local"),
         (fedavg(), {"attack": Backdoor()}, r"needs larger pictures \[channels, height, width\], found examples of shape"),
         (fedavg(), {"attack": SignFlip(clients=(5,))}, r"Attackers \[5\] do not exist; there are 5 clients"),
     ],

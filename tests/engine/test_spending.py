@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -204,5 +204,17 @@ def test_a_run_without_the_accountant_says_how_to_get_it(tmp_path: Path, monkeyp
     assert any("No amplified epsilon will be told" in note and "pip install 'coterie[privacy]'" in note for note in watcher.notes)
     views = finish.summary["privacy"]["views"]
     assert views["amplified"]["epsilon"] is None and "dp-accounting" in views["amplified"]["reason"] and views["local"]["epsilon"] is not None
-    with pytest.raises(ValueError, match=r"The budget's amplified view can't be computed. It needs the package dp-accounting"):
+    with pytest.raises(ValueError, match="A budget of the amplified view can't be kept: It needs the package dp-accounting"):
         go(plan(1, Poisson(0.5)), tmp_path / "stops", Guards(clip=1.0, noise=2.0, n_max=30, budget=Budget(epsilon=8.0)))
+
+
+def test_a_budget_over_phases_that_no_bound_covers_is_refused_before_the_run(tmp_path: Path) -> None:
+    """Poisson and fixed cohorts in one run have no common bound here; the second phase alone must not surprise."""
+    first, second = plan(2, Poisson(0.5))[0], plan(2, Fixed(2))[0]
+    mixed = (first, replace(second, name="later"))
+    guards = Guards(clip=1.0, noise=5.0, n_max=30, budget=Budget(epsilon=20.0))
+    with pytest.raises(ValueError, match="A budget of the amplified view can't be kept: Poisson cohorts and cohorts of fixed size are mixed"):
+        go(mixed, tmp_path / "run", guards)
+    fixed = replace(guards, budget=Budget(epsilon=20.0, accountant="pld"))
+    with pytest.raises(ValueError, match="pld needs Poisson cohorts; for cohorts of fixed size there is the accountant rdp"):
+        go(plan(2, Fixed(2)), tmp_path / "fixed", fixed)

@@ -13,6 +13,7 @@ from PIL import Image
 from coterie.data import pack_parquet_as_npz
 from coterie.engine.settings import Settings
 from coterie.recipes.compare_cifar10 import METHODS, compare_cifar10
+from coterie.recipes.dp_cifar10 import dp_cifar10
 from coterie.recipes.session import Session
 
 pa = pytest.importorskip("pyarrow", reason="writing a parquet folder needs coterie[vision]")
@@ -79,3 +80,11 @@ def test_all_methods_of_the_table_run(folder: Path, tmp_path: Path) -> None:
     out = compared(tmp_path / "run", folder, lrs=(0.01,), seeds=(0,))
     assert json.loads((out / "summary.json").read_text())["runs"] == [f"{method}/seed-0" for method in METHODS]
     assert not (out / "select").exists()  # one rate needs no choice
+
+
+def test_accuracy_against_epsilon_runs_on_the_same_pictures(tmp_path: Path, folder: Path) -> None:
+    values = {"epsilons": ("4", "inf"), "seeds": (0,), "rounds": 1, "clients": 8, "rate": 0.5, "data_dir": str(folder)}
+    session = Session.open("dp_cifar10", values, Settings(backend="loop", quiet=True), tmp_path / "run")
+    session.perform(dp_cifar10)
+    told = json.loads((tmp_path / "run" / "accuracy_against_epsilon.json").read_text())
+    assert [point["epsilon"] for point in told["points"]] == [4.0, None] and "CIFAR-10, 8 clients (IID)" in told["title"]

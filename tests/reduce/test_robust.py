@@ -214,3 +214,14 @@ def test_how_many_clients_are_needed() -> None:
 def test_what_makes_no_sense_is_refused(make, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_a_large_layer_is_sorted_in_pieces_with_the_same_result() -> None:
+    values = np.random.default_rng(0).normal(size=(5, 70_000)).astype(np.float32)
+    slots = {"shared": Slot({"w": ((7, 10_000), torch.float32)})}
+    fold = CoordinateMedian().fold(slots, premultiplied=False, expected=5)
+    for client, row in enumerate(values):
+        fold.add(Message({"shared": {"w": torch.from_numpy(row).reshape(7, 10_000)}}), client)
+    found = fold.result()
+    assert found is not None
+    np.testing.assert_array_equal(found["shared"]["w"].numpy().ravel(), np.median(values, axis=0))

@@ -40,7 +40,7 @@ def account_command(words: list[str]) -> int:
 def plan_privacy(
     *, epsilon: float | None = None, delta: float = 1e-5, rounds: int | None = None, rate: float | None = None,
     clients: int | None = None, view: ViewName = "amplified", sampling: Sampling = "poisson", split: Split = "full", min_cohort: int = 1,
-    secure: bool = False, participations: int | None = None, accountant: Accountant = "pld", json: Path | None = None,
+    secure: bool = False, participations: int | None = None, accountant: Accountant | None = None, json: Path | None = None,
     picture: Path | None = None,
 ) -> int:  # fmt: skip
     """How much noise keeps so many rounds within an epsilon; with what more or less noise, or other numbers of rounds, would cost.
@@ -62,7 +62,7 @@ def plan_privacy(
     --min-cohort      clients whose noise every sum carries at least
     --secure          a secure sum hides single messages
     --participations  rounds of the most frequent client, for local and central (default: all)
-    --accountant      pld is the tightest; rdp_integer is what many papers print
+    --accountant      of amplified; pld for Poisson, rdp for both samplings, rdp_integer as papers print (default: the tightest)
     --json            all numbers to this file, or - for the terminal (default: no)
     --picture         epsilon over rounds as SVG (default: no)
     """
@@ -90,7 +90,7 @@ def plan_privacy(
     if told_as_json(json, content):
         return 0
     say(f"Noise multiplier {noise:.5g} keeps {rounds:,} rounds within epsilon {epsilon:g} at delta {delta:g} ({view} view).")
-    say(noise_words(noise, scheme, clients))
+    say(noise_words(noise, scheme))
     tell_views(views)
     console.print(trade_table(trade, rounds))
     if picture is not None:
@@ -122,7 +122,7 @@ def account_privacy(
     --secure          a secure sum hides single messages
     --participations  rounds of the most frequent client, for local and central (default: all)
     --clip-noise      multiplier of the noise on an adaptive clip's bit (default: no such clip)
-    --accountant      pld is the tightest; rdp_integer is what many papers print (default: the run's own, or pld)
+    --accountant      of amplified; pld for Poisson, rdp for both samplings, rdp_integer as papers print (default: the run's own, or the tightest)
     --json            all numbers to this file, or - for the terminal (default: no)
     """
     given = [name for name, value in (("noise", noise), ("rate", rate), ("rounds", rounds)) if value is not None]
@@ -138,7 +138,7 @@ def account_privacy(
             f"{f', found only --{given[0]}' if given else ', found nothing'}. "
             "For example: coterie privacy account --noise 1 --rate 0.1 --rounds 100 --delta 1e-5"
         )
-    budget = Budget(delta=1e-5 if delta is None else delta, accountant=accountant or "pld")
+    budget = Budget(delta=1e-5 if delta is None else delta, accountant=accountant)
     check_clients(budget.delta, clients)
     scheme = Scheme(
         rate=rate, sampling=sampling, split=split, min_cohort=min_cohort, secure=secure, participations=participations, clip_noise=clip_noise,
@@ -174,15 +174,16 @@ def trade_of(budget: Budget, scheme: Scheme, noise: float, rounds: int) -> Trade
     return {z: {n: planned(scheme, z, n, budget).view(budget.view).epsilon for n in steps} for z in noises}
 
 
-def noise_words(noise: float, scheme: Scheme, clients: int | None) -> str:
+def noise_words(noise: float, scheme: Scheme) -> str:
     """Where the noise is, and how large it is beside what it hides."""
     one = noise / math.sqrt(scheme.min_cohort) if scheme.split == "share" else noise
     words = f"Each client adds noise of {one:.5g} clips per number."
-    if clients is None:
+    if scheme.clients is None:
         return words
-    cohort = scheme.rate * clients
-    mean = one * math.sqrt(max(cohort, 1.0)) / max(cohort, 1.0)
-    return f"{words} The mean of about {cohort:,.0f} clients then carries {mean:.3g} clips; each client alone moves it by {1 / max(cohort, 1.0):.3g}."
+    cohort = max(scheme.rate * scheme.clients, 1.0)
+    words += f" The mean of about {cohort:,.0f} clients then carries {one / math.sqrt(cohort):.3g} clips; each client alone moves it by {1 / cohort:.3g}."
+    few = f" Most rounds will be void: --min-cohort is {scheme.min_cohort}, and {cohort:,.0f} clients take part on average."
+    return words + (few if scheme.min_cohort > cohort else "")
 
 
 def tell_views(views: Mapping[ViewName, View]) -> None:
@@ -191,7 +192,7 @@ def tell_views(views: Mapping[ViewName, View]) -> None:
     for name in ("view", "epsilon", "if a client's data is", "against", "only if"):
         table.add_column(name)
     for view in views.values():
-        table.add_row(view.name, Text(view.told()), "replaced" if "replaced" in view.relation else "added or removed", view.against, view.only_if or "")
+        table.add_row(Text(f"{view.name}\n({view.accountant})"), Text(view.told()), "replaced" if "replaced" in view.relation else "added or removed", view.against, view.only_if or "")
         if view.replaced_epsilon is not None:
             table.add_row("", Text(View.number(view.replaced_epsilon)), "replaced", "", "")
     console.print(table)

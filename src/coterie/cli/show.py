@@ -34,12 +34,6 @@ KEY_HELP = {
     "momentum": "of SGD",
     "weight_decay": "of SGD",
     "methods": "which ones (coterie list)",
-    "secure_sum": "the server learns the sum of all updates only (needs coterie[privacy])",
-    "secure_threshold": "clients that must stay to the end of a secure sum (default: over 2/3)",
-    "secure_bits": "of the whole numbers that are summed, 32 or 64",
-    "secure_neighbours": "with how many others a client masks (default: all)",
-    "secure_range": "largest coordinate of a client's change (default: 8, or clip and noise)",
-    "secure_dropout": "chance that a client falls silent in a round, for experiments",
 }
 
 SETTING_HELP = {

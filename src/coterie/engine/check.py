@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from coterie.attacks.poison import Attack
@@ -15,7 +15,7 @@ from coterie.engine.rows import hub_of, row_of, with_server_rows
 from coterie.engine.secure import fixed_point
 from coterie.engine.settings import Settings
 from coterie.engine.spending import check_budget
-from coterie.method import Nobody, Phase, Plan, Poisson, Round, as_run
+from coterie.method import Cohort, Nobody, Phase, Plan, Poisson, Round, as_run
 from coterie.metrics.metric import Metric
 from coterie.models.net import Net
 from coterie.privacy.guards import Guards
@@ -46,6 +46,7 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
     check_reduce(world, guards)
     check_attack(world, guards)
     seen: set[str] = set()
+    sending: list[tuple[Cohort, Collection[str]]] = []
     for phase in world.plan:
         if phase.name in seen:
             raise ValueError(f"Two phases are called '{phase.name}'. Give each phase a name of its own.")
@@ -61,8 +62,8 @@ def check_world(world: World, guards: Guards, settings: Settings) -> None:
             _check_secure(world, phase, guards, round)
         slots = phase.method.slots(hub_of(world, round))
         guards.check(slots, type(phase.method).__name__)
-        if phase is world.plan[0]:
-            check_budget(guards, len(world.population), phase.cohort, slots)
+        sending.append((phase.cohort, slots.keys()))
+    check_budget(guards, len(world.population), sending)
 
 
 def check_reduce(world: World, guards: Guards) -> None:
@@ -73,23 +74,23 @@ def check_reduce(world: World, guards: Guards) -> None:
     if guards.secure is not None:
         raise ValueError(
             f"{reduce} needs every client's update, but a secure sum shows the server only the sum. "
-            "Use reduce=Mean() with a clip, or leave out the secure sum."
+            "Use Mean() (--reduce mean) with a clip, or leave out the secure sum."
         )
     if guards.private:
         raise ValueError(
             f"{reduce} needs every client's update, but under noise each one arrives multiplied by its weight and drowned in noise. "
-            "Use reduce=Mean(), whose clip bounds every client already, or leave out noise."
+            "Use Mean() (--reduce mean), since the clip bounds every client already, or leave out noise."
         )
     if guards.follows:
         raise ValueError(
             f"{reduce} would also choose among the bits by which an adaptive clip counts clients. "
-            "Use a fixed clip (clip_mode='flat'), or reduce=Mean()."
+            "Use a fixed clip (clip_mode='flat'), or Mean() (--reduce mean)."
         )
     reduced = [phase for phase in world.plan if averages(phase.method.slots(hub_of(world, _first_round(world, phase))))]
     if not reduced:
         raise ValueError(
-            f"{reduce} would do nothing: {type(world.plan[-1].method).__name__} averages no update. "
-            "Use reduce=Mean(), or choose a method whose updates are averaged."
+            f"{reduce} would do nothing: no update is averaged by {_methods(world)}. "
+            "Use Mean() (--reduce mean), or choose a method whose updates are averaged."
         )
     for phase in reduced:
         size = len(_first_round(world, phase).cohort)
@@ -98,6 +99,10 @@ def check_reduce(world: World, guards: Guards) -> None:
                 f"{reduce} needs at least {reduce.fewest} clients in a round, but a cohort of phase '{phase.name}' has {size}. "
                 "Use a larger cohort, or count on fewer attackers."
             )
+
+
+def _methods(world: World) -> str:
+    return ", ".join(dict.fromkeys(type(phase.method).__name__ for phase in world.plan))
 
 
 def check_attack(world: World, guards: Guards) -> None:
@@ -111,8 +116,8 @@ def check_attack(world: World, guards: Guards) -> None:
         )
     if not any(averages(phase.method.slots(hub_of(world, _first_round(world, phase)))) for phase in world.plan):
         raise ValueError(
-            f"{type(world.attack).__name__} changes updates that are averaged, but {type(world.plan[-1].method).__name__} averages none. "
-            "Use an attack on the data, such as LabelFlip(), or another method."
+            f"{type(world.attack).__name__} changes updates that are averaged, but none is by {_methods(world)}. "
+            "Use an attack on the data, such as LabelFlip() (--attack labelflip), or another method."
         )
 
 

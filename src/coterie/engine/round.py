@@ -111,7 +111,9 @@ class RoundRunner:
         result.sent = tuple(sorted(self.left))
         result.left_out.sort(key=lambda failed: failed[0])
         few = (
-            f"Round {self.round.index + 1} got {len(returned)} of {len(self.round.cohort)} clients back, fewer than {self.rules.min_cohort}."
+            f"Round {self.round.index + 1} drew {len(self.round.cohort)} clients, fewer than {self.rules.min_cohort}, and asked none."
+            if self.too_small
+            else f"Round {self.round.index + 1} got {len(returned)} of {len(self.round.cohort)} clients back, fewer than {self.rules.min_cohort}."
         )
         nobody = isinstance(self.world.phase(self.round.phase).cohort, Nobody)
         if guards.private and not nobody and len(returned) < self.rules.min_cohort and (self.too_small or result.sent):

@@ -86,7 +86,7 @@ class Runner:
         self.folder = RunFolder(path, list(metric.directions))
         self.recorder = Recorder(path, settings.record_messages)
         limit = None if settings.row_memory_mb is None else int(settings.row_memory_mb * 1e6)
-        self.store = CheckpointStore(path / "checkpoint", limit)
+        self.store = CheckpointStore(path / "checkpoint", limit, device)
         self.state = ServerState({}, self.store.server)
         self.progress = Progress()
         self.bytes_total = 0
@@ -139,6 +139,7 @@ class Runner:
         finally:
             switch.close()
             torch.set_num_threads(threads)
+            self.store.close()
         return self.finish()
 
     def reconsider(self, switch: Switch, *, left: int) -> None:

@@ -183,22 +183,25 @@ def cut_half_line(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-def check_budget(guards: Guards, num_clients: int, cohort: Cohort, slots: Collection[str]) -> None:
-    """Refuse, before the run, a budget that nobody can keep: no accountant, a delta that promises nothing, or too little noise."""
-    budget = guards.budget
-    planned = Account(Path(), guards, num_clients).planned(1, cohort, (0,), slots)
-    if budget is None or budget.epsilon is None or planned is None:
+def check_budget(guards: Guards, num_clients: int, phases: Iterable[tuple[Cohort, Collection[str]]]) -> None:
+    """Refuse, before the run, a budget that nobody can keep: no accountant, a delta that promises nothing, or too little noise.
+
+    `phases`: how each draws its cohorts, and the slots that its clients send.
+    """
+    budget, account = guards.budget, Account(Path(), guards, num_clients)
+    planned = [release for cohort, slots in phases if (release := account.planned(1, cohort, (0,), slots)) is not None]
+    if budget is None or budget.epsilon is None or not planned:
         return
     if budget.delta >= 1.0 / num_clients:
         raise ValueError(
             f"delta must be smaller than 1 / clients = {1.0 / num_clients:.2g}, found {budget.delta:g}: with a larger one, handing "
             f"out one client's data whole would keep the promise. Use for example {0.1 / num_clients:.1g}."
         )
-    if planned.sampling != "everyone" and budget.view == "amplified" and not available():
-        raise ValueError(f"The budget's amplified view can't be computed. {MISSING}")
-    view = Spending(budget, [planned]).view(budget.view)
-    if view.epsilon is None or view.epsilon > budget.epsilon:
+    if (view := Spending(budget, planned).view(budget.view)).epsilon is None:
+        raise ValueError(f"A budget of the {view.name} view can't be kept: {str(view.reason).rstrip('.')}. Change that, or leave the budget out.")
+    first = Spending(budget, planned[:1]).view(budget.view)
+    if first.epsilon is None or first.epsilon > budget.epsilon:
         raise ValueError(
-            f"The budget of epsilon {budget.epsilon:g} does not allow one round: that costs {view.told()} ({view.name} view, noise "
+            f"The budget of epsilon {budget.epsilon:g} does not allow one round: that costs {first.told()} ({first.name} view, noise "
             f"{guards.noise:g}). Use more noise; coterie privacy plan tells how much."
         )

@@ -36,6 +36,19 @@ def cnn2(channels: int, size: int, num_classes: int, loss: TaskLoss = CrossEntro
     return Net(EncoderHead(encoder, nn.Linear(512, num_classes), 512), loss)
 
 
+def cnn3(channels: int, num_classes: int, widths: tuple[int, int, int] = (16, 32, 32), loss: TaskLoss = CrossEntropy()) -> Net:
+    """Three convolutions that halve the picture, tanh, no norm: few weights for noise to hide, and none of a batch's statistics."""
+    first, second, third = widths
+    encoder = nn.Sequential(
+        OrderedDict(
+            conv1=nn.Sequential(nn.Conv2d(channels, first, 5, 2, 2), nn.Tanh()),
+            conv2=nn.Sequential(nn.Conv2d(first, second, 3, 2, 1), nn.Tanh()),
+            conv3=nn.Sequential(nn.Conv2d(second, third, 3, 2, 1), nn.Tanh(), nn.Flatten()),
+        )
+    )
+    return Net(EncoderHead(encoder, nn.Linear(third * 16, num_classes), third * 16), loss)
+
+
 class Sum(nn.Module):
     """An explicit residual sum: relevance rules hook it."""
 

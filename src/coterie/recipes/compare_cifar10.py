@@ -16,9 +16,10 @@ from coterie.models.net import Net
 from coterie.models.nets import cnn2, resnet8, resnet18
 from coterie.options import nearest
 from coterie.privacy.guards import Guards
-from coterie.recipes.compare_digits import build_plan, check_cohort
+from coterie.recipes.compare_digits import build_plan
+from coterie.recipes.poisoned import Poisoning
 from coterie.recipes.population import build_population
-from coterie.recipes.secure import secured
+from coterie.recipes.private import Privacy, told
 from coterie.recipes.session import Session, seeded
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -34,9 +35,8 @@ def compare_cifar10(
     lrs: tuple[float, ...] = (0.01, 0.03, 0.1), seeds: tuple[int, ...] = (0, 1, 2), selection_seed: int = 100,
     momentum: float = 0.9, weight_decay: float = 5e-4, epochs: int = 1, batch_size: int = 64, anchors: int = 512,
     cohort: int | None = None, data_dir: str | None = None, limit: int | None = None,
-    net: Literal["cnn2", "resnet8", "resnet18"] = "cnn2",
-    secure_sum: bool = False, secure_threshold: int | None = None, secure_bits: Literal[32, 64] = 32,
-    secure_neighbours: int | None = None, secure_range: float | None = None, secure_dropout: float = 0.0,
+    net: Literal["cnn2", "resnet8", "resnet18"] = "cnn2", privacy: Privacy = Privacy(),
+    poisoning: Poisoning = Poisoning(),
 ) -> None:  # fmt: skip
     """Personalised methods on CIFAR-10, 20 clients, Dirichlet 0.1: the learning rate from a seed of its own.
 
@@ -49,19 +49,15 @@ def compare_cifar10(
             raise ValueError(f"Unknown method '{method}'. {nearest(method, [*METHODS, *known_methods.__all__])}")
     training = Training(optim=SGD(lr=lrs[0], momentum=momentum, weight_decay=weight_decay), epochs=epochs, batch_size=batch_size)
     worlds = {seed: _world(net, seed, clients, beta, data_dir, limit) for seed in (selection_seed, *seeds)}
-    guarded = {
-        seed: secured(
-            Guards(), population, secure_sum=secure_sum, threshold=secure_threshold, bits=secure_bits, neighbours=secure_neighbours,
-            range=secure_range, dropout=secure_dropout,
-        )
-        for seed, (population, _) in worlds.items()
-    }  # fmt: skip
-    who = check_cohort(cohort, clients)
+    who = privacy.cohort(cohort, clients)
+    guarded = {seed: privacy.guards(who, population, rounds, session.settings) for seed, (population, _) in worlds.items()}
+    session.tell(told(guarded[selection_seed]))
+    poison = poisoning.options(who, clients)
     for method in methods:
         best = lrs[0]
         if len(lrs) > 1:
             scores = {
-                lr: _select(session, method, lr, training, rounds, anchors, who, selection_seed, worlds, guarded[selection_seed]) for lr in lrs
+                lr: _select(session, method, lr, training, rounds, anchors, who, selection_seed, worlds, guarded[selection_seed], poison) for lr in lrs
             }
             best = max(scores, key=lambda lr: -math.inf if math.isnan(scores[lr]) else scores[lr])
         plan = _plan(method, _with_rate(training, best), rounds, anchors, who)
@@ -69,13 +65,13 @@ def compare_cifar10(
             population, model = worlds[seed]
             session.run(
                 plan, population, net=model, metric=Classification(10), method=method, name=f"{method}/seed-{seed}",
-                settings=replace(session.settings, seed=seed), guards=guarded[seed],
+                settings=replace(session.settings, seed=seed), guards=guarded[seed], **poison,
             )  # fmt: skip
 
 
 def _select(
     session: Session, method: str, lr: float, training: Training, rounds: int, anchors: int, who: Cohort, seed: int,
-    worlds: dict[int, tuple[Population, Net]], guards: Guards,
+    worlds: dict[int, tuple[Population, Net]], guards: Guards, poison: dict[str, Any],
 ) -> float:  # fmt: skip
     """The validation accuracy after the last round with this rate."""
     population, net = worlds[seed]
@@ -83,7 +79,7 @@ def _select(
     settings = replace(session.settings, seed=seed, eval_every=rounds)
     finish = session.run(
         plan, population, net=net, metric=Classification(10), method=method, name=f"select/{method}/lr-{lr:g}",
-        settings=settings, listed=False, guards=guards,
+        settings=settings, listed=False, guards=guards, **poison,
     )  # fmt: skip
     last = [row for row in finish.evaluations if row["model"] == "personal" and row["split"] == "validation"][-1]
     return math.nan if last["accuracy"] is None else float(last["accuracy"])

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from coterie import methods as known_methods
-from coterie.method import SGD, Cohort, Everyone, Fixed, Plan
+from coterie.method import SGD, Cohort, Plan
 from coterie.methods.fedavg import Training
 from coterie.metrics.classification import Classification
 from coterie.models.nets import resnet8
 from coterie.options import convert, nearest, options_of
-from coterie.privacy.guards import Guards
+from coterie.recipes.poisoned import Poisoning
+from coterie.recipes.private import Privacy, told
 from coterie.recipes.quickstart import digits
-from coterie.recipes.secure import secured
 from coterie.recipes.session import Session, pooled, seeded
 
 COMMON = ("rounds", "training", "buffers", "cohort", "input_shape")  # what makes a comparison fair
@@ -26,34 +26,33 @@ def compare_digits(
     session: Session, *, methods: tuple[str, ...] = ("local", "fedavg", "fable"), rounds: int = 30, clients: int = 10,
     beta: float = 0.1, cohort: int | None = None, lr: float = 0.3, momentum: float = 0.0, epochs: int = 2,
     batch_size: int = 32, net: Literal["mlp", "resnet8"] | None = None,
-    buffers: Literal["average", "local", "server"] = "average", knobs: tuple[str, ...] = (),
-    secure_sum: bool = False, secure_threshold: int | None = None, secure_bits: Literal[32, 64] = 32,
-    secure_neighbours: int | None = None, secure_range: float | None = None, secure_dropout: float = 0.0,
+    buffers: Literal["average", "local", "server"] = "average", knobs: tuple[str, ...] = (), privacy: Privacy = Privacy(),
+    poisoning: Poisoning = Poisoning(),
 ) -> None:  # fmt: skip
     """Methods side by side on handwritten digits: same clients, same net and start, same local work.
 
     --methods fedavg,scaffold,ditto     which ones (coterie list)
     --net                               of all of them; fedbn and fedxds need resnet8 (default: what they need)
     --knobs fedprox.mu=0.1,ditto.lam=1  settings of single methods
-    --secure-sum                        the server learns the sum of all updates only
     """
     seed = session.settings.seed
     population, small = digits(clients, beta, seed)
     pictures = net == "resnet8" or (net is None and any(name in NEED_PICTURES for name in methods))
     model = seeded(seed, resnet8, SHAPE[0], 10) if pictures else small
     training = Training(optim=SGD(lr=lr, momentum=momentum), epochs=epochs, batch_size=batch_size)
-    plans = build_plans(methods, rounds, training, buffers, cohort, len(population), knobs, SHAPE)
+    who = privacy.cohort(cohort, len(population))
+    plans = build_plans(methods, rounds, training, buffers, who, knobs, SHAPE)
     instead = {"centralized": pooled(population)}
-    guards = secured(
-        Guards(), population, secure_sum=secure_sum, threshold=secure_threshold, bits=secure_bits, neighbours=secure_neighbours,
-        range=secure_range, dropout=secure_dropout,
-    )  # fmt: skip
-    session.run_all(plans, population, net=model, metric=Classification(10), instead=instead, guards=guards)
+    guards = privacy.guards(who, population, rounds, session.settings)
+    session.tell(told(guards))
+    session.run_all(
+        plans, population, net=model, metric=Classification(10), instead=instead, guards=guards, **poisoning.options(who, len(population))
+    )
 
 
 def build_plans(
-    names: Sequence[str], rounds: int, training: Training, buffers: str, cohort: int | None, num_clients: int,
-    knobs: Sequence[str], input_shape: tuple[int, ...],
+    names: Sequence[str], rounds: int, training: Training, buffers: str, cohort: Cohort, knobs: Sequence[str],
+    input_shape: tuple[int, ...],
 ) -> dict[str, Plan]:  # fmt: skip
     """The plan of every method, all with the same training; each also takes what it alone knows."""
     if not names:
@@ -61,9 +60,8 @@ def build_plans(
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"The method '{twice[0]}' is given {names.count(twice[0])} times. Give every method once.")
-    who = check_cohort(cohort, num_clients)
     own = read_knobs(knobs, names)
-    return {name: build_plan(name, rounds, training, buffers, who, own.get(name, {}), input_shape) for name in names}
+    return {name: build_plan(name, rounds, training, buffers, cohort, own.get(name, {}), input_shape) for name in names}
 
 
 def build_plan(
@@ -84,14 +82,6 @@ def find_method(name: str) -> Any:
     if name not in known_methods.__all__:
         raise ValueError(f"Unknown method '{name}'. {nearest(name, known_methods.__all__)}")
     return getattr(known_methods, name)
-
-
-def check_cohort(cohort: int | None, num_clients: int) -> Cohort:
-    if cohort is None:
-        return Everyone()
-    if cohort > num_clients:
-        raise ValueError(f"The cohort ({cohort}) is larger than the population ({num_clients}). Use --cohort {num_clients} or less.")
-    return Fixed(cohort)
 
 
 def read_knobs(knobs: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from coterie.attacks.poison import Attack
 from coterie.data.examples import Finding, Population, View, whole
@@ -18,6 +19,7 @@ from coterie.engine.settings import Settings
 from coterie.method import Plan
 from coterie.metrics.metric import Metric
 from coterie.models.net import Net
+from coterie.options import arguments_of
 from coterie.privacy.guards import Guards
 from coterie.randomness import Key
 from coterie.recipes.folders import RECIPE_FILE, claim, default_folder, give_back, rounds_finished
@@ -61,7 +63,7 @@ class Session:
     def perform(self, recipe: Callable[..., None]) -> None:
         """Call the recipe and name its runs. A call that fails before anything ran leaves nothing behind."""
         try:
-            recipe(self, **self.values)
+            recipe(self, **arguments_of(recipe, self.values))
         except Exception:
             self.abandon()
             raise
@@ -108,15 +110,21 @@ class Session:
 
     def run_all(
         self, plans: Mapping[str, Plan], population: Population, *, net: Net, metric: Metric,
-        instead: Mapping[str, Population] | None = None, guards: Guards = Guards(),
+        instead: Mapping[str, Population] | None = None, guards: Guards = Guards(), reduce: Reduce = Mean(), attack: Attack | None = None,
     ) -> dict[str, Finish]:  # fmt: skip
         """Check every plan, then run one after another, each under its name; `instead` holds other data for some of them."""
         data = {name: (instead or {}).get(name, population) for name in plans}
         for name, plan in plans.items():
-            self.check(plan, data[name], net=net, metric=metric, name=name, guards=guards)
+            self.check(plan, data[name], net=net, metric=metric, name=name, guards=guards, reduce=reduce, attack=attack)
         return {
-            name: self.run(plan, data[name], net=net, metric=metric, method=name, name=name, guards=guards) for name, plan in plans.items()
+            name: self.run(plan, data[name], net=net, metric=metric, method=name, name=name, guards=guards, reduce=reduce, attack=attack)
+            for name, plan in plans.items()
         }
+
+    def tell(self, line: str) -> None:
+        """A line for whoever watches."""
+        if line and not self.settings.quiet and not self.rehearsal:
+            Console(highlight=False).print(line, soft_wrap=True, markup=False)
 
     def write_recipe(self) -> None:
         """What runs here, for --resume. Values of a resumed run replace the old ones only once they are checked."""

@@ -21,7 +21,7 @@ from coterie.engine.run import RunError
 from coterie.engine.settings import Settings
 from coterie.metrics import Direction, better
 from coterie.metrics.statistics import mean_and_deviation
-from coterie.options import show_value
+from coterie.options import arguments_of, show_value
 from coterie.recipes.folders import RECIPE_FILE, SWEEP_FILE, claim, default_folder, from_json, give_back, resumed_values
 from coterie.recipes.session import Rehearsed, Session
 from coterie.report.comparison import terminal_table
@@ -126,7 +126,7 @@ class Sweep:
             settings = replace(self.settings, seed=self.seeds[0])
             values = self.values_of(combination, self.seeds[0])
             try:
-                function(Session(self.recipe, values, settings, self.out, rehearsal=True), **values)
+                function(Session(self.recipe, values, settings, self.out, rehearsal=True), **arguments_of(function, values))
             except Rehearsed:
                 continue
 

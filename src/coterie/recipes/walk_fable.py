@@ -6,19 +6,21 @@ from coterie import methods
 from coterie.method import SGD
 from coterie.methods.fedavg import Training
 from coterie.metrics.classification import Classification
-from coterie.recipes.compare_digits import check_cohort
+from coterie.recipes.private import Privacy, told
 from coterie.recipes.quickstart import digits
 from coterie.recipes.session import Session
 
 
 def walk_fable(
     session: Session, *, rounds: int = 30, clients: int = 10, beta: float = 0.1, anchors: int = 64, lr: float = 0.3,
-    epochs: int = 2, cohort: int | None = None,
+    epochs: int = 2, cohort: int | None = None, privacy: Privacy = Privacy(),
 ) -> None:  # fmt: skip
     """FABLE with and without its linear scaling, beside Local, FedAvg and FedPer, on handwritten digits."""
     population, net = digits(clients, beta, session.settings.seed)
     training = Training(optim=SGD(lr=lr), epochs=epochs, batch_size=32)
-    who = check_cohort(cohort, len(population))
+    who = privacy.cohort(cohort, len(population))
+    guards = privacy.guards(who, population, rounds, session.settings)
+    session.tell(told(guards))
     plans = {
         "local": methods.local(rounds=rounds, training=training, cohort=who),
         "fedavg": methods.fedavg(rounds=rounds, training=training, cohort=who),
@@ -27,4 +29,4 @@ def walk_fable(
         "fable_linear": methods.fable(rounds=rounds, training=training, cohort=who, anchors=anchors, linear=True),
     }
     for name, plan in plans.items():
-        session.run(plan, population, net=net, metric=Classification(10), method=name, name=name)
+        session.run(plan, population, net=net, metric=Classification(10), method=name, name=name, guards=guards)

@@ -32,7 +32,7 @@ from coterie.models.talking import model as talking
 from coterie.models.talking import talking_head
 from coterie.privacy.guards import Guards
 from coterie.randomness import Key
-from coterie.recipes.compare_digits import check_cohort
+from coterie.recipes.private import Privacy
 from coterie.recipes.secure import secured
 from coterie.recipes.session import Session, beside, seeded
 from coterie.report.video import Panel, Provenance, check_reason, write_sheet, write_video
@@ -58,6 +58,7 @@ def walk_privfedtalk(
     --backbone-steps 5000    train the public model for longer (better pictures)
     --sharpness 0            count clients by clips alone, not by how reliable their generated clips are
     --freeze-a               send only one of the two factors
+    --secure-sum             the server learns the sum of all adapters only (needs coterie[privacy])
     --unmarked-because TEXT  leave the visible mark out of the video, for a reason that is written into the file
     """
     seed = session.settings.seed
@@ -69,7 +70,7 @@ def walk_privfedtalk(
             raise ValueError(f"{name} must be at least 1, found {steps}. Leave it out for the default.")
     check_reason(unmarked_because)
     plan = privfedtalk(
-        rounds=rounds, cohort=check_cohort(cohort, clients), rank=rank, consistency=consistency, sharpness=sharpness, n_max=24,
+        rounds=rounds, cohort=Privacy().cohort(cohort, clients), rank=rank, consistency=consistency, sharpness=sharpness, n_max=24,
         freeze_a=freeze_a, sampler_steps=sampler_steps, autoencoder_rounds=_SERVER_ROUNDS, backbone_rounds=_SERVER_ROUNDS,
         autoencoder_training=replace(AUTOENCODER_TRAINING, steps=-(-autoencoder_steps // _SERVER_ROUNDS)),
         backbone_training=replace(BACKBONE_TRAINING, steps=-(-backbone_steps // _SERVER_ROUNDS)),

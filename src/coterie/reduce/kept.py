@@ -45,8 +45,8 @@ class Updates:
         total = torch.zeros(len(self), len(self), dtype=torch.float64)
         for block in self.doubled():
             for i, row in enumerate(block):
-                total[i] += (block - row).square().sum(1).cpu()
-        return total
+                total[i, i + 1 :] += (block[i + 1 :] - row).square().sum(1).cpu()
+        return total + total.T
 
     def combined(self, shares: Tensor) -> list[Tensor]:
         """sum_k p_k x_k, block by block."""

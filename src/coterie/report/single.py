@@ -42,7 +42,8 @@ def run_page(run: Run, *, above: str = "") -> str:
 
 def _head(run: Run, above: str) -> str:
     facts = [clients_words(run), count(run.rounds, "round"), f"seed {run.seed}"]
-    going = "" if run.finished else f'<div class="badge">Not finished: round {run.rounds_done} of {run.rounds}</div>'
+    stopped = text(run.summary or {}, "stopped")
+    going = (f'<div class="badge">{markup.escape(stopped)}</div>' if stopped else "") if run.finished else f'<div class="badge">Not finished: round {run.rounds_done} of {run.rounds}</div>'
     parts = [
         f'<p class="eyebrow">{markup.link(above, "All methods of this recipe")}</p>' if above else "",
         markup.paragraph("coterie" if run.recipe == "unknown" else f"coterie · {run.recipe}", "eyebrow"),

@@ -14,19 +14,19 @@ from coterie.privacy.accountant.views import ViewName
 class Budget:
     """A run stops before the round that would bring `view` above `epsilon` at this `delta`. No epsilon: it only tells.
 
-    `view`: whom the claim is about: "local", "central" or "amplified" (`privacy/accountant/views.py`).
+    `accountant` of the amplified view: None for the tightest that knows how cohorts are drawn. `view`: whom the claim is about: "local", "central" or "amplified" (`privacy/accountant/views.py`).
     """
 
     epsilon: float | None = None
     delta: float = 1e-5
     view: ViewName = "amplified"
-    accountant: Accountant = "pld"
+    accountant: Accountant | None = None
 
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
         check_delta(self.delta)
         for name, value, known in (("view", self.view, get_args(ViewName)), ("accountant", self.accountant, get_args(Accountant))):
-            if value not in known:
+            if value not in known and not (name == "accountant" and value is None):
                 raise ValueError(f"A budget's {name} must be one of {', '.join(known)}, found '{value}'. Use one of those.")
 
 

@@ -37,8 +37,12 @@ class Scheme:
     def __post_init__(self) -> None:
         if not 0.0 < self.rate <= 1.0:
             raise ValueError(f"rate must be above 0 and at most 1, found {self.rate}. Use cohort / clients, for example 0.1.")
+        if self.sampling == "everyone" and self.rate < 1.0:
+            raise ValueError(f"Where everyone takes part the rate is 1, found {self.rate}. Use rate 1, or Poisson or fixed sampling.")
         if self.min_cohort < 1:
             raise ValueError(f"min_cohort must be at least 1, found {self.min_cohort}. Use 1 where nothing is guaranteed.")
+        if self.clients is not None and self.min_cohort > self.clients:
+            raise ValueError(f"min_cohort is {self.min_cohort}, but there are {self.clients} clients. Use {self.clients} or less.")
         if self.participations is not None and self.participations < 0:
             raise ValueError(f"participations must be at least 0, found {self.participations}. Leave it out for every round.")
 
@@ -77,7 +81,8 @@ def noise_for(budget: Budget, scheme: Scheme, rounds: int) -> float:
             "because of the noise on the adaptive clip alone. Use more clip noise, a larger epsilon or fewer rounds."
         )
     # Rényi numbers are cheap and at most some ten percent off: they say where to look with the accountant that counts
-    start = _crossing(lambda z: epsilon_of(_with_noise(replace(budget, accountant="rdp"), scheme, z, rounds)), target, 1.0)
+    quick = replace(budget, accountant="rdp" if scheme.rate < 1.0 else budget.accountant)
+    start = _crossing(lambda z: epsilon_of(_with_noise(quick, scheme, z, rounds)), target, 1.0)
     noise = _crossing(lambda z: epsilon_of(_with_noise(budget, scheme, z, rounds)), target, start)
     unit = 10.0 ** (math.floor(math.log10(noise)) - 4)
     return float(f"{math.ceil(noise / unit) * unit:.5g}")  # as one prints it, so that the printed number keeps the promise
@@ -121,6 +126,9 @@ def _target(budget: Budget, scheme: Scheme) -> float:
         raise ValueError("A budget without an epsilon needs no noise: found none. Give a target epsilon, for example 8.")
     if budget.view == "amplified" and scheme.rate < 1.0 and not available():
         raise ValueError(f"The amplified view can't be computed. {MISSING}")
+    tried = _with_noise(budget, scheme, 1.0, 1)
+    if tried.reason is not None:
+        raise ValueError(f"The {budget.view} view has no number: {tried.reason}. Change --accountant, or --sampling.")
     return budget.epsilon
 
 

@@ -156,16 +156,19 @@ class Spending:
             together += counts
         if any(z == 0.0 for z, _ in together):
             return None, REMOVED, EXACT, "a release carried no noise"
-        if all(q == 1.0 for _, q in together) and self.budget.accountant == "pld":  # nothing is sampled: there is a closed form
+        asked = self.budget.accountant
+        if all(q == 1.0 for _, q in together) and asked in (None, "pld"):  # nothing is sampled: there is a closed form
             mu = math.sqrt(sum(count * load(z) for (z, _), count in together.items()))
             return _finite(gaussian_eps(mu, self.budget.delta)), REMOVED, EXACT, None
         if not available():
-            return None, REMOVED, self.budget.accountant, MISSING
+            return None, REMOVED, asked or "pld", MISSING
         if "fixed" not in self._counts:
-            epsilon, accountant = poisson_epsilon(together, self.budget.delta, self.budget.accountant)
+            epsilon, accountant = poisson_epsilon(together, self.budget.delta, asked or "pld")
             return _finite(epsilon), REMOVED, accountant, None
         if "poisson" in self._counts:
             return None, REPLACED, "rdp", "Poisson cohorts and cohorts of fixed size are mixed, and no bound here covers both"
+        if asked not in (None, "rdp"):
+            return None, REPLACED, asked, f"{asked} needs Poisson cohorts; for cohorts of fixed size there is the accountant rdp"
         return _finite(replaced_epsilon(together, self.budget.delta)), REPLACED, "rdp", None
 
 
