@@ -170,4 +170,5 @@ class FreeCotangent(_Base):
 
 def direction(z: Tensor) -> Tensor:
     """z / ||z||, row by row."""
-    return z / z.norm(dim=1, keepdim=True).clamp(min=_SMALLEST_NORM)
+    unit: Tensor = z / z.norm(dim=1, keepdim=True).clamp(min=_SMALLEST_NORM)
+    return unit

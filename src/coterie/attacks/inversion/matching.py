@@ -81,7 +81,7 @@ def lbfgs(
         done = 0
         for done in range(1, iterations + 1):
             before = clone(variables)
-            loss = float(optimiser.step(closure))  # type: ignore[arg-type]
+            loss = float(optimiser.step(closure))  # type: ignore[no-untyped-call]
             first = loss if done == 1 else first
             if not math.isfinite(loss) or not all(bool(v.isfinite().all()) for v in variables.values()):
                 break
