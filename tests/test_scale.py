@@ -65,9 +65,9 @@ class Counted:
             self.written[-1] += 1
             return write(path, data)
 
-        def reading(data: bytes) -> Any:
+        def reading(data: bytes, device: torch.device | None = None) -> Any:
             self.read[-1] += 1
-            return unpack(data)
+            return unpack(data, device)
 
         patch.setattr(ClientTable, "commit", committing)
         patch.setattr(states, "write_private", writing)

@@ -62,10 +62,10 @@ def test_a_new_version_replaces_the_row_and_its_bytes(tmp_path):
 def test_only_changed_rows_are_written_and_the_checksum_is_the_files(tmp_path):
     table = ClientTable(tmp_path)
     table.commit({0: row(0), 1: row(1)}, version=1)
-    first = table.save_changed()
+    first = table.save(table.changed())
     times = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     table.commit({1: row(5)}, version=2)
-    second = table.save_changed()
+    second = table.save(table.changed())
     assert first[0] == second[0] == (1, zlib.crc32((tmp_path / "0-1.safetensors").read_bytes()))
     assert second[1] == (2, zlib.crc32((tmp_path / "1-2.safetensors").read_bytes()))
     assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in times.items())
@@ -75,7 +75,7 @@ def test_only_changed_rows_are_written_and_the_checksum_is_the_files(tmp_path):
 def test_restored_rows_come_from_disk(tmp_path):
     table = ClientTable(tmp_path)
     table.commit({0: row(0), 1: row(1)}, version=1)
-    saved = table.save_changed()
+    saved = table.save(table.changed())
     table.commit({0: row(9)}, version=2)
     other = ClientTable(tmp_path)
     for restored in (table, other):
@@ -86,7 +86,7 @@ def test_restored_rows_come_from_disk(tmp_path):
 def test_rows_are_secret_files(tmp_path):
     table = ClientTable(tmp_path / "rows")
     table.commit({0: row(0)}, version=1)
-    table.save_changed()
+    table.save(table.changed())
     assert (tmp_path / "rows").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "rows" / "0-1.safetensors").stat().st_mode & 0o777 == 0o600
 

@@ -151,18 +151,21 @@ def unpack(data: bytes) -> Tensors:
 
 
 def pack_groups(groups: Mapping[str, Tensors]) -> bytes:
-    """What somebody remembers. A group without tensors stays (unlike in a Message): a method may look for its name."""
+    """What somebody remembers. A group without tensors stays (unlike in a Message): a method may look for its name.
+    What lay on an accelerator says so, to be put back there."""
     flat: Tensors = {}
     for group, tensors in groups.items():
-        flat |= {f"group|{group}|{name}": value for name, value in tensors.items()} or {f"empty|{group}": torch.empty(0)}
+        found = {f"{'group' if value.device.type == 'cpu' else 'there'}|{group}|{name}": value for name, value in tensors.items()}
+        flat |= found or {f"empty|{group}": torch.empty(0)}
     return pack(flat)
 
 
-def unpack_groups(data: bytes) -> Groups:
+def unpack_groups(data: bytes, device: torch.device | None = None) -> Groups:
+    """With a device: what lay on an accelerator is put there, what did not stays with the processor."""
     groups: Groups = {}
     for name, value in unpack(data).items():
         kind, group, *rest = name.split("|", 2)
         groups.setdefault(group, {})
-        if kind == "group":
-            groups[group][rest[0]] = value
+        if kind != "empty":
+            groups[group][rest[0]] = value.to(device) if kind == "there" and device is not None else value
     return groups

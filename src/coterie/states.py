@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
+
+import torch
 
 from coterie.message import pack, pack_groups, unpack_groups
 from coterie.tensors import Groups, Tensors, memory_bytes
@@ -81,11 +84,13 @@ class ClientTable(Mapping[ClientId, Groups]):
     (anchors, heads), hence mode 0600 in a folder of mode 0700.
     """
 
-    def __init__(self, folder: Path | None = None, limit_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path | None = None, limit_bytes: int | None = None, device: torch.device | None = None) -> None:
         if limit_bytes is not None and folder is None:
             raise ValueError("A ClientTable with a memory limit needs a folder for the rows beyond it. Give folder=...")
         self.folder = folder
         self.limit_bytes = limit_bytes
+        self._device = device  # where rows from disk are put that lay on an accelerator
+        self._writing = threading.RLock()  # a checkpoint may be written while the next round reads
         self._memory: OrderedDict[ClientId, Groups] = OrderedDict()
         self._sizes: dict[ClientId, int] = {}
         self._bytes = 0
@@ -99,7 +104,7 @@ class ClientTable(Mapping[ClientId, Groups]):
             return self._memory[client]
         if client not in self._version:
             raise KeyError(client)
-        row = unpack_groups(self.path(client, self._version[client]).read_bytes())
+        row = unpack_groups(self.path(client, self._version[client]).read_bytes(), self._device)
         self._remember(client, row)
         self._spill()
         return row
@@ -128,15 +133,20 @@ class ClientTable(Mapping[ClientId, Groups]):
             self._remember(client, row)
         self._spill()
 
-    def save_changed(self) -> dict[ClientId, tuple[int, int]]:
-        """Write every row that has no file of its newest version; version and checksum by client."""
-        for client in list(self._memory):
-            self._write(client)
+    def changed(self) -> dict[ClientId, Groups]:
+        """The rows that have no file of their newest version."""
+        return {c: row for c, row in self._memory.items() if self._on_disk.get(c, (None, 0))[0] != self._version[c]}
+
+    def save(self, rows: Mapping[ClientId, Groups]) -> dict[ClientId, tuple[int, int]]:
+        """Write these rows, from `changed`, before the table changes again; version and checksum of every client."""
+        for client, row in rows.items():
+            self._write(client, row)
         return dict(self._on_disk)
 
     def replaced(self) -> list[Path]:
         """Files whose row has a newer file, since the last call."""
-        found, self._replaced = self._replaced, []
+        with self._writing:
+            found, self._replaced = self._replaced, []
         return found
 
     def restore(self, saved: Mapping[ClientId, tuple[int, int]]) -> None:
@@ -162,20 +172,21 @@ class ClientTable(Mapping[ClientId, Groups]):
             return
         while self._bytes > self.limit_bytes and len(self._memory) > 1:
             client = next(iter(self._memory))
-            self._write(client)
+            self._write(client, self._memory[client])
             del self._memory[client]
             self._bytes -= self._sizes.pop(client)
 
-    def _write(self, client: ClientId) -> None:
-        version = self._version[client]
-        if self._on_disk.get(client, (None, 0))[0] == version:
-            return
-        assert self.folder is not None
-        for folder in (self.folder.parent, self.folder):  # mkdir gives its mode to the last of a path only
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if client in self._on_disk:
-            self._replaced.append(self.path(client, self._on_disk[client][0]))
-        self._on_disk[client] = version, write_private(self.path(client, version), pack_groups(self._memory[client]))
+    def _write(self, client: ClientId, row: Groups) -> None:
+        with self._writing:
+            version = self._version[client]
+            if self._on_disk.get(client, (None, 0))[0] == version:
+                return
+            assert self.folder is not None
+            for folder in (self.folder.parent, self.folder):  # mkdir gives its mode to the last of a path only
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if client in self._on_disk:
+                self._replaced.append(self.path(client, self._on_disk[client][0]))
+            self._on_disk[client] = version, write_private(self.path(client, version), pack_groups(row))
 
 
 def write_private(path: Path, data: bytes) -> int:

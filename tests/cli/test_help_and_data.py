@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
@@ -20,9 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from commands import SMALL, refused, succeed
 
 from coterie import __version__, methods, recipes
+from coterie.attacks.poison.named import AttackName
 from coterie.data import SOURCES
 from coterie.options import convert, options_of, paragraphs_of, parse
 from coterie.recipes.population import build_population
+from coterie.reduce.named import ReduceName
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +51,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     page = succeed(capsys, "list")
-    assert [name for name in (*methods.__all__, *recipes.__all__, *SOURCES) if f"  {name} " not in page] == []
-    assert re.findall(r"(?m)^\S.*$", page) == ["Methods", "Recipes", "Data sets"]
+    assert [name for name in (*methods.__all__, *recipes.__all__, *SOURCES, *get_args(ReduceName), *get_args(AttackName)) if f"  {name} " not in page] == []
+    assert re.findall(r"(?m)^\S.*$", page) == ["Methods", "Recipes", "Data sets", "Reductions", "Attacks"]
 
 
 def test_help_says_what_each_default_means(capsys: pytest.CaptureFixture[str]) -> None:

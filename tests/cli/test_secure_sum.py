@@ -22,8 +22,9 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def apart(one: Path, other: Path) -> float:
-    """The largest difference between the server's models after two rounds."""
-    states = [load_file(folder / "checkpoint" / "state-2.safetensors") for folder in (one, other)]
+    """The largest difference between what the servers hold after the last round."""
+    name = f"state-{summary(one)['rounds']}.safetensors"
+    states = [load_file(folder / "checkpoint" / name) for folder in (one, other)]
     assert states[0].keys() == states[1].keys()
     return max(float((value - states[1][name]).abs().max()) for name, value in states[0].items() if value.numel())
 
@@ -43,6 +44,14 @@ def test_fedavg_and_fable_under_a_secure_sum_are_the_plain_runs_but_for_rounding
         assert "the server learned the sum of all updates" in (secure / "report.html").read_text()
         assert "secure keys" in (secure / "report.html").read_text()
     assert "secure_sum" not in summary(tmp_path / "plain" / "fedavg")
+
+
+def test_isfas_weights_under_a_secure_sum_are_the_plain_runs_but_for_rounding(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    small = ("--rounds", "1", "--clients", "3", "--public-speakers", "2", "--autoencoder-steps", "5", "--backbone-steps", "5")
+    for name, words in (("plain", ()), ("secure", ("--secure-sum",))):
+        succeed(capsys, "run", "walk_privfedtalk", *small, "--sampler-steps", "1", "--quiet", *words, "--out", tmp_path / name)
+    assert 0 < apart(tmp_path / "plain", tmp_path / "secure") < 5e-6  # weights of 1/3 to 1: (e + 8 e / 8) / (A - e), and float32
+    assert summary(tmp_path / "secure")["secure_sum"]["rounds"] == 1  # the server's own rounds have nothing to sum
 
 
 def test_a_secure_run_goes_on_where_it_was(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

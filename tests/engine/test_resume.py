@@ -7,20 +7,22 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from toy import CLASSES, net, numbers, population
+from toy import CLASSES, go, net, numbers, population
 
 from coterie import methods
 from coterie.engine.checkpoint import CheckpointStore, Progress
+from coterie.engine.loop import Loop
 from coterie.engine.run import Finish, run
 from coterie.engine.settings import Settings
 from coterie.metrics.classification import Classification
 from coterie.privacy.guards import Guards
-from coterie.states import ServerState
+from coterie.states import ClientTable, ServerState
 
 sys.path.insert(0, str(Path(__file__).parent))
 from resume_worker import plan_of
@@ -118,12 +120,14 @@ def test_what_a_damaged_checkpoint_published_is_forgotten(tmp_path: Path) -> Non
     store.save(ServerState({}, store.server), Progress(1))
     store.clients.commit({0: {"own": {"w": torch.zeros(2)}}}, 2)
     store.save(ServerState({}, store.server).publishing("set", old), Progress(2))
+    store.wait()
     (tmp_path / "checkpoint" / "clients" / "0-2.safetensors").write_bytes(b"half")
     for content in (None, new):
         store = CheckpointStore(tmp_path / "checkpoint", None)
         state, progress, _ = store.load()
         if content is None:
             store.save(state.publishing("set", new), Progress(2))
+            store.wait()
         else:
             assert progress.round == 2 and torch.equal(state.public["set"].tensors["x"], new["x"])
 
@@ -166,3 +170,33 @@ def test_a_damaged_line_of_a_log_is_named(tmp_path: Path) -> None:
     log.write_bytes(log.read_bytes().replace(b'"bytes"', b'!bytes"', 1))
     with pytest.raises(ValueError, match=r"Line 1 of '.*wire\.jsonl' is damaged: .*Mend it, or start a new run"):
         straight("fedavg", tmp_path / "run", rounds=3, resume=True)
+
+
+def test_a_checkpoint_is_written_while_the_next_round_trains_and_before_it_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow disk: the next round's clients are computed meanwhile, its rows wait, and a stop waits too."""
+    events: list[str] = []
+    write, commit_rows, train = CheckpointStore._write, ClientTable.commit, Loop.train
+
+    def slowly(self: CheckpointStore, manifest: dict[str, Any], *rest: Any) -> None:
+        events.append(f"begin {manifest['round']}")
+        time.sleep(0.2)
+        write(self, manifest, *rest)
+        events.append(f"end {manifest['round']}")
+
+    monkeypatch.setattr(CheckpointStore, "_write", slowly)
+    monkeypatch.setattr(ClientTable, "commit", lambda self, *given: (events.append("commit"), commit_rows(self, *given))[1])
+    monkeypatch.setattr(Loop, "train", lambda self, *given: (events.append("train"), train(self, *given))[1])
+    finish = go(methods.local(rounds=2), tmp_path / "run")
+    assert events[: events.index("end 1")] == ["train", "commit", "begin 1", "train"]
+    assert events[events.index("end 1") :] == ["end 1", "commit", "begin 2", "end 2"] and finish.evaluations
+
+
+def test_a_disk_that_fails_ends_the_run_with_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(CheckpointStore, "_write", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        go(methods.local(rounds=3), tmp_path / "run")

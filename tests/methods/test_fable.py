@@ -199,7 +199,7 @@ def test_t3_no_gradient_reaches_the_anchors_and_they_stand_still_within_a_round(
 
 
 def start_of(site, method):
-    return {name: site.net.params[name] for name in method.shared_names(site.net)}
+    return method.first_shared(site.net, site.key)
 
 
 def test_t5_anchors_are_fixed_own_training_samples(go64):

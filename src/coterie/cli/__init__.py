@@ -17,7 +17,7 @@ from coterie.options import nearest, options_of, parse
 COMMANDS = {
     "run": "run a recipe, or go on with one that was stopped",
     "sweep": "a recipe over a grid of values and seeds; the best is chosen",
-    "list": "methods, recipes and data sets, one line each",
+    "list": "methods, recipes, data sets, reductions and attacks",
     "data": "inspect, check, partition, build leaf: a data set and its clients",
     "compare": "a table of finished runs with significance",
     "report": "write report.html again",
@@ -86,16 +86,20 @@ def usage() -> int:
 
 def list_command(words: list[str]) -> int:
     from coterie import methods, recipes
+    from coterie.attacks.poison.named import ATTACKS
     from coterie.data.sources import SOURCES
+    from coterie.reduce.named import REDUCTIONS
 
     if wants_help(words):
-        print_doc("coterie list", list_command, "Methods, recipes and data sets, one line each.")
+        print_doc("coterie list", list_command, "Methods, recipes, data sets, reductions and attacks, one line each.")
         return 0
     parse(words, {}, "list")
     sections: list[tuple[str, dict[str, str]]] = [
         ("Methods", {name: first_line(getattr(methods, name)) for name in methods.__all__}),
         ("Recipes", {name: first_line(getattr(recipes, name)) for name in recipes.__all__}),
         ("Data sets", {name: str(text) for name, text in SOURCES.items()}),
+        ("Reductions", REDUCTIONS),
+        ("Attacks", ATTACKS),
     ]
     for number, (title, rows) in enumerate(sections):
         console.print(f"{'' if number == 0 else chr(10)}[bold]{title}[/]")

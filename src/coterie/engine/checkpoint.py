@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from coterie.message import pack, pack_groups, unpack, unpack_groups
 from coterie.states import ClientId, ClientTable, Content, Overlay, ServerState, write_private
+from coterie.tensors import Groups
 
 _KEPT = 2
 
@@ -35,34 +39,60 @@ class Progress:
 class CheckpointStore:
     """The folder `checkpoint/` of one run, with the two tables whose rows live there."""
 
-    def __init__(self, folder: Path, row_limit_bytes: int | None) -> None:
+    def __init__(self, folder: Path, row_limit_bytes: int | None, device: torch.device | None = None) -> None:
         self.folder = folder
-        self.clients = ClientTable(folder / "clients", row_limit_bytes)
-        self.server = ClientTable(folder / "server", row_limit_bytes)
-        self.saved = 0  # rounds that a resumed run would not repeat
+        self._device = device
+        self.clients = ClientTable(folder / "clients", row_limit_bytes, device)
+        self.server = ClientTable(folder / "server", row_limit_bytes, device)
+        self._saved = 0
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
         self._public: dict[str, tuple[str, int]] = {}  # name -> digest, checksum
         self._swept = False  # whether files of an earlier process are cleared away
         self._rows_of_the_one_before: list[Path] = []  # needed only as long as the checkpoint before the newest is kept
 
+    @property
+    def saved(self) -> int:
+        """Rounds that a resumed run would not repeat."""
+        self.wait()
+        return self._saved
+
     def save(self, state: ServerState, progress: Progress) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        state_file = f"state-{progress.round}.safetensors"
+        """Begin to write; the next round may train meanwhile, and nothing of it is committed before this has ended."""
+        self.wait()
         manifest = {
             "round": progress.round,
-            "state": [state_file, write_private(self.folder / state_file, pack_groups(state.shared))],
-            "public": self._save_public(state.public),
-            "clients": {str(c): list(saved) for c, saved in self.clients.save_changed().items()},
-            "server": {str(c): list(saved) for c, saved in self.server.save_changed().items()},
-            "logs": progress.log_sizes,
+            "logs": dict(progress.log_sizes),
             "delivered": {digest: sorted(clients) for digest, clients in progress.delivered.items()},
-            "seconds": progress.seconds,
+            "seconds": list(progress.seconds),
             "attempts": progress.attempts,
             "clip": progress.clip,
         }
+        changed = {"clients": self.clients.changed(), "server": self.server.changed()}
+        self._pending = self._writer.submit(self._write, manifest, state, changed)
+
+    def wait(self) -> None:
+        """Until the checkpoint that is being written is whole; an error of writing it is raised here."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Nothing is saved from here on."""
+        self.wait()
+        self._writer.shutdown()
+
+    def _write(self, manifest: dict[str, Any], state: ServerState, changed: Mapping[str, Mapping[ClientId, Groups]]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        state_file = f"state-{manifest['round']}.safetensors"
+        manifest["state"] = [state_file, write_private(self.folder / state_file, pack_groups(state.shared))]
+        manifest["public"] = self._save_public(state.public)
+        for table, key in ((self.clients, "clients"), (self.server, "server")):
+            manifest[key] = {str(c): list(saved) for c, saved in table.save(changed[key]).items()}
         text = json.dumps(manifest)
         whole = json.dumps({"checksum": zlib.crc32(text.encode()), "manifest": manifest})
-        write_private(self._manifest(progress.round), whole.encode())
-        self.saved = progress.round
+        write_private(self._manifest(manifest["round"]), whole.encode())
+        self._saved = manifest["round"]
         self._tidy()
 
     def load(self) -> tuple[ServerState, Progress, list[str]]:
@@ -77,7 +107,7 @@ class CheckpointStore:
             for newer in self._rounds():
                 if newer > round:  # damaged; kept, it would push a whole one out
                     self._manifest(newer).unlink()
-            self.saved = round
+            self._saved = round
             return state, progress, problems
         if problems:
             raise ValueError(" ".join(problems) + " No whole checkpoint is left; start the run again in a new folder.")
@@ -87,11 +117,12 @@ class CheckpointStore:
         return bool(self._rounds())
 
     def _restore(self, manifest: Mapping[str, Any]) -> tuple[ServerState, Progress]:
-        shared = unpack_groups(self._whole(*manifest["state"]))
+        shared = unpack_groups(self._whole(*manifest["state"]), self._device)
         public = {}
         self._public = {}  # what a damaged checkpoint knew of may never be published
         for name, (digest, checksum) in manifest["public"].items():
-            public[name] = Content(unpack(self._whole(f"public/{digest}.safetensors", checksum)), digest)
+            tensors = unpack(self._whole(f"public/{digest}.safetensors", checksum))
+            public[name] = Content({n: v.to(self._device) for n, v in tensors.items()} if self._device else tensors, digest)
             self._public[name] = digest, checksum
         for table, key in ((self.clients, "clients"), (self.server, "server")):
             saved = {int(client): (int(version), int(checksum)) for client, (version, checksum) in manifest[key].items()}
@@ -165,6 +196,7 @@ class CheckpointStore:
 
 def commit(store: CheckpointStore, state: ServerState, rows: Mapping[ClientId, Any], version: int) -> ServerState:
     """Write a round's rows into the tables; the state then reads the server's rows from its table."""
+    store.wait()
     store.clients.commit(rows, version)
     if isinstance(state.rows, Overlay):
         store.server.commit(state.rows.changed, version)

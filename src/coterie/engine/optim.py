@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -18,6 +19,15 @@ def rate(optim: Optimizer, round: Round, step: int, num_steps: int) -> float:
     if optim.schedule == "cosine_step":
         return optim.lr * (1.0 + math.cos(math.pi * step / num_steps)) / 2.0
     return optim.lr
+
+
+def added(rates: Iterable[float], times: int) -> float:
+    """The sum of every step's rate, added as one step after another adds it, where a step moves a group so many times."""
+    total = 0.0
+    for value in rates:
+        for _ in range(times):
+            total += value
+    return total
 
 
 class Stepper:

@@ -84,7 +84,7 @@ class Runner:
         self.path = path
         self.folder = RunFolder(path, list(metric.directions))
         limit = None if settings.row_memory_mb is None else int(settings.row_memory_mb * 1e6)
-        self.store = CheckpointStore(path / "checkpoint", limit)
+        self.store = CheckpointStore(path / "checkpoint", limit, device)
         self.state = ServerState({}, self.store.server)
         self.progress = Progress()
         self.bytes_total = 0
@@ -136,6 +136,7 @@ class Runner:
         finally:
             switch.close()
             torch.set_num_threads(threads)
+            self.store.close()
         return self.finish()
 
     def reconsider(self, switch: Switch, *, left: int) -> None:

@@ -13,6 +13,7 @@ from coterie.methods.fedxds import fedxds as fedxds
 from coterie.methods.fl_gap import fl_gap as fl_gap
 from coterie.methods.local import centralized as centralized
 from coterie.methods.local import local as local
+from coterie.methods.moon import moon as moon
 from coterie.methods.privfedtalk import privfedtalk as privfedtalk
 from coterie.methods.scaffold import scaffold as scaffold
 

@@ -40,8 +40,9 @@ from coterie.method import (
     Train,
     Trained,
 )  # fmt: skip
+from coterie.randomness import Draw, Key, draw
 from coterie.states import ServerState
-from coterie.tensors import Groups, Tensors, add, merge, pick
+from coterie.tensors import Groups, Tensors, add, merge
 
 Buffers = Literal["average", "local", "server"]
 PrivateNames = Callable[[Net], tuple[str, ...]]
@@ -123,23 +124,28 @@ class FedAvg(Method):
         if self.buffers not in ("average", "local", "server"):
             raise ValueError(f"buffers must be average, local or server, found '{self.buffers}'. Use 'average' to share them.")
 
-    def shared_names(self, net: Net) -> tuple[str, ...]:
+    def first_model(self, net: Net, key: Key) -> Tensors:
+        """First values of all that is trained; a method with layers of its own adds them to the net's."""
+        return net.params
+
+    def first_shared(self, net: Net, key: Key) -> Tensors:
         private = set(self.private(net))
-        return tuple(name for name in net.params if name not in private)
+        return {name: value for name, value in self.first_model(net, key).items() if name not in private}
 
     def slots(self, hub: Hub) -> Mapping[str, Slot]:
         refuse_nothing_private(self, hub.net)
-        slots = {"shared": Slot.like(pick(hub.net.params, self.shared_names(hub.net)))}
+        slots = {"shared": Slot.like(self.first_shared(hub.net, hub.key))}
         if self.buffers == "average" and hub.net.buffers:
             slots["buffers"] = Slot.like(hub.net.buffers, guard="public")
         return slots
 
     def server_state(self, hub: Hub) -> Groups:
-        shared = {"shared": pick(hub.net.params, self.shared_names(hub.net))}
+        shared = {"shared": self.first_shared(hub.net, hub.key)}
         return shared if self.buffers == "local" else {**shared, "buffers": hub.net.buffers}
 
     def client_row(self, site: Site) -> Groups:
-        row = {"private": pick(site.net.params, self.private(site.net))}
+        first = self.first_model(site.net, site.key)
+        row = {"private": {name: first[name] for name in self.private(site.net)}}
         if self.buffers == "local":
             row["buffers"] = site.net.buffers
         return row
@@ -213,6 +219,18 @@ def refuse_nothing_private(method: FedAvg, net: Net) -> None:
 
 def predictor(params: Groups, buffers: Tensors) -> Predictor:
     return Predictor(fn=Outputs(tuple(params)), params=params, buffers={"buffers": buffers} if buffers else {})
+
+
+def linear_layer(name: str, inputs: int, outputs: int, key: Key, like: torch.Tensor) -> Tensors:
+    """First values of a linear layer as torch's start: uniform in +-1/sqrt(inputs)."""
+    bound = 1.0 / inputs**0.5
+
+    def uniform(part: str, *shape: int) -> torch.Tensor:
+        numbers = draw(key.fold(name, part), 0, Draw("uniform", shape), 1, like.device, torch.float64)
+        spread: torch.Tensor = (2.0 * numbers - 1.0) * bound
+        return spread.to(like.dtype)
+
+    return {f"{name}.weight": uniform("weight", outputs, inputs), f"{name}.bias": uniform("bias", outputs)}
 
 
 def pick_groups(groups: Groups, names: tuple[str, ...]) -> Groups:

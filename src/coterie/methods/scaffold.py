@@ -48,16 +48,14 @@ class Scaffold(Wrapper):
         return {**state, "control": zeros_like(state["shared"])}
 
     def client_row(self, site: Site) -> Groups:
-        row = self.inner.client_row(site)
-        names = [name for name in site.net.params if name not in row.get("private", {})]
-        return {**row, "control": zeros_like({name: site.net.params[name] for name in names})}
+        return {**self.inner.client_row(site), "control": {}}  # c_i = 0, for what the first download holds
 
     def send(self, state: ServerState, client: int, hub: Hub) -> Message:
         return self.inner.send(state, client, hub).plus(control=state.shared["control"])
 
     def client(self, mine: Groups, down: Message, site: Site) -> ClientRun:
         c = down["control"]
-        c_i = {name: mine["control"][name] for name in c}
+        c_i = mine["control"] or zeros_like(c)
 
         def corrected(ask: Train) -> Train:
             refuse_momentum(ask)

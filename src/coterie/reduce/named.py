@@ -25,6 +25,18 @@ _MAKE: dict[str, Callable[[int, int], Reduce]] = {
 }
 
 
+REDUCTIONS: dict[str, str] = {
+    "mean": "the mean weighted by examples; bounds nobody",
+    "median": "the median of every coordinate",
+    "trimmed": "the mean of every coordinate without its extremes",
+    "krum": "the one update that has most others near it",
+    "multikrum": "the mean of the updates that have most others near them",
+    "normbound": "the mean of updates cut to the median length",
+    "geomedian": "the point of the smallest sum of distances to all updates",
+}
+"""Every named reduction in a line."""
+
+
 def named_reduce(name: str, clients: int, attackers: int) -> Reduce:
     """The reduction of this name for rounds of so many clients, made for so many attackers among them."""
     if name not in _MAKE:

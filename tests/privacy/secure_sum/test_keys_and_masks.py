@@ -8,8 +8,10 @@ import struct
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from coterie.privacy.secure_sum import InProcess, SecureSum
 from coterie.privacy.secure_sum.keys import KeyPair, derive, fresh_seed, seal, unseal
 from coterie.privacy.secure_sum.masks import add_mask
 from coterie.privacy.secure_sum.shamir import PRIME
@@ -23,6 +25,12 @@ def hkdf(secret: bytes, info: bytes, length: int) -> bytes:
         block = hmac.digest(pseudo, block + info + bytes([counter]), hashlib.sha256)
         found += block
     return found[:length]
+
+
+def stream(key: bytes, length: int) -> bytes:
+    """AES-256 of the blocks 0, 1, 2, ..."""
+    counted = b"".join(counter.to_bytes(16, "big") for counter in range(-(-length // 16)))
+    return Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(counted)[:length]
 
 
 def test_key_agreement_of_rfc_7748() -> None:
@@ -73,6 +81,29 @@ def test_a_mask_is_aes_256_in_counter_mode(width: type) -> None:
     block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     counted = b"".join(counter.to_bytes(16, "big") for counter in range(-(-len(found) // 16)))
     assert found == block.update(counted)[: len(found)]
+
+
+@pytest.mark.parametrize("client", [0, 2, 3])
+def test_what_a_client_sends_is_the_printed_sum(client: int) -> None:
+    """y_k = u_k + PRG(b_k) + sum over j > k of PRG(s_kj) - sum over j < k of PRG(s_kj), with Python's whole numbers, modulo 2^32."""
+    round, size = 5, 6
+    protocol = InProcess(SecureSum(), round, (0, 1, 2, 3), size)
+    protocol.open()
+    sides = protocol._clients
+    u = list(range(2**32 - 3, 2**32 + 3))  # in the middle the modulus
+
+    def prg(secret: bytes, purpose: bytes, one: int, other: int) -> tuple[int, ...]:
+        info = b"coterie secure sum|" + purpose + struct.pack("<qqq", round, min(one, other), max(one, other))
+        return struct.unpack(f"<{size}I", stream(hkdf(secret, info, 32), 4 * size))
+
+    own = X25519PrivateKey.from_private_bytes(sides[client]._masking.private)
+    expected = [a + b for a, b in zip(u, prg(sides[client]._seed, b"self mask", client, client), strict=True)]
+    for other in {0, 1, 2, 3} - {client}:
+        shared = own.exchange(X25519PublicKey.from_public_bytes(sides[other]._masking.public))
+        sign = 1 if other > client else -1
+        expected = [a + sign * b for a, b in zip(expected, prg(shared, b"pair mask", client, other), strict=True)]
+    sent = sides[client].mask(np.array([value % 2**32 for value in u], np.uint32))
+    assert list(struct.unpack(f"<{size}I", sent)) == [value % 2**32 for value in expected]
 
 
 def test_a_mask_is_taken_off_again_and_wraps_around() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.engine.answers import as_examples, count_steps, laid_out, place_of
 from coterie.engine.graph.feed import Feed, Sizes, Step, noise_words, runs_of, steps_of
 from coterie.engine.graph.steps import FixedStepper
-from coterie.engine.optim import rate
+from coterie.engine.optim import added, rate
 from coterie.engine.recording import Track, Unrecordable
 from coterie.engine.step import optimizer, take_step
 from coterie.method import Examples, Net, Round, Train, Trained
@@ -107,7 +107,7 @@ class Program:
 
     def _trained(self, count: int, rates: Mapping[str, list[float]]) -> Trained:
         moves = self._moves if count else Counter()
-        lr_sum = {group: _added(values, moves[group]) for group, values in rates.items()}
+        lr_sum = {group: added(values, moves[group]) for group, values in rates.items()}
         memory = {n: v for group, stepper in self._steppers.items() for n, v in stepper.memory_after(count * moves[group]).items()}
         numbers = torch.stack(list(self._totals.values())).tolist() if self._totals and count else []
         metrics = {name: number / count for name, number in zip(self._totals, numbers, strict=bool(numbers))}
@@ -117,15 +117,6 @@ class Program:
 def _parts(steps: list[Step], size: int) -> Iterator[list[Step]]:
     for start in range(0, len(steps), size):
         yield steps[start : start + size]
-
-
-def _added(values: list[float], times: int) -> float:
-    """Added in the order of the steps, as the reference adds them."""
-    total = 0.0
-    for value in values:
-        for _ in range(times):
-            total += value
-    return total
 
 
 def _copied(groups: Groups) -> Groups:

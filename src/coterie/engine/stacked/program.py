@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.engine.answers import count_steps, place_of, positions_of
-from coterie.engine.optim import rate
+from coterie.engine.optim import added, rate
 from coterie.engine.recording import Track
 from coterie.engine.stacked.batches import Batches
 from coterie.engine.stacked.feed import StackedFeed
@@ -160,7 +160,7 @@ class StackedProgram:
                         for name, values in stepper.memory_after(client, steps * moves.get(group, 0)).items()
                     },
                     num_steps=steps,
-                    lr_sum={group: _added([row[client] for row in table[:steps]], moves.get(group, 0)) for group, table in rates.items()},
+                    lr_sum={group: added([row[client] for row in table[:steps]], moves.get(group, 0)) for group, table in rates.items()},
                     metrics={name: total[client] / steps for name, total in zip(self._totals_G, numbers, strict=True)} if steps else {},
                 )
             )  # fmt: skip
@@ -192,12 +192,3 @@ def _keep(buffer_G: Tensor, value_G: Tensor) -> None:
     if (value_G.dtype, value_G.shape[1:]) != (buffer_G.dtype, buffer_G.shape[1:]):
         raise ValueError("it gives a buffer another shape or dtype than it had; keep both")
     buffer_G[: len(value_G)] = value_G
-
-
-def _added(values: Sequence[float], times: int) -> float:
-    """Added in the order of the steps, as the reference adds them."""
-    total = 0.0
-    for value in values:
-        for _ in range(times):
-            total += value
-    return total
