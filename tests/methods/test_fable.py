@@ -1,5 +1,6 @@
 """FABLE against plain loops, alone and inside SCAFFOLD, and the identities of spec/fable.md section 12 (FB-T1 ... FB-T10)."""
 
+import numpy as np
 import pytest
 import torch
 import toy
@@ -9,16 +10,23 @@ from cases import BUFFER_CHANGES, COMMON_CHANGES, ROTA, Case, Rota, clients_of, 
 from coterie import methods
 from coterie.engine.answers import Context, answer
 from coterie.message import Message
-from coterie.method import SGD, Phase, Round, Site, Sweep, Train
+from coterie.method import SGD, Everyone, Phase, Round, Site, Sweep, Train
 from coterie.methods.fable import Fable, FableLoss, coordinates, decode, normalised
 from coterie.methods.fedavg import Training
 from coterie.methods.scaffold import Scaffold
 from coterie.randomness import Key
 
+EVERYBODY = {"cohort": Everyone()}
+
 CASES = {
     "fable": Case(
-        changes={**COMMON_CHANGES, **BUFFER_CHANGES, "anchors": (7, {}), "linear": (False, {})},
-        knobs={"anchors": 11, "buffers": "average"}, secret=("anchors", "private"),
+        changes={
+            **COMMON_CHANGES, **BUFFER_CHANGES, "anchors": (7, {}), "linear": (False, {}), "selection": ("fps", {}),
+            "refresh": ("step", {}), "fill": "needs pictures: tested in test_fable_anchors.py", "exclude_anchors": (True, {}),
+            "private_optim": (SGD(lr=0.02), {}), "joining": ((3,), EVERYBODY), "joining_rounds": (2, {"joining": (3,), **EVERYBODY}),
+            "joining_encoder": ("trained", {"joining": (3,), **EVERYBODY}),
+        },
+        knobs={"anchors": 11, "buffers": "average"}, secret=("anchors", "private", "chosen", "embedded"),
         wire=lambda f: every_round(
             f, up={"shared": f.b * f.P_e, "buffers": f.b * f.B, "weight": 8}, down={"shared": f.b * f.P_e, "buffers": f.b * f.B}
         ),
@@ -248,6 +256,26 @@ def test_t8_the_wrong_order_of_anchors_destroys_a_trained_model(go64):
             right, wrong = (right + hits, wrong) if correct == "right" else (right, wrong + hits)
         total += len(y)
     assert right / total > 0.8 and wrong / total < right / total - 0.2
+
+
+def test_t9_a_free_cotangent_is_recovered_exactly_where_the_input_is_right():
+    """The encoder's gradient of one sample is J_g(x)^T v: linear in v, so least squares over v finds FABLE's own v, and v . z = 0."""
+    private, embedded, _, _ = random_parts(m=5, d=5)
+    g = torch.Generator().manual_seed(11)
+    encoder = {n: torch.randn(v.shape, generator=g, dtype=torch.float64) for n, v in weights_of(toy.net()).items() if n in (W1, B1)}
+    x, y = torch.randn(1, toy.FEATURES, generator=g, dtype=torch.float64), torch.tensor([1])
+    private = {**private, H: torch.randn(3, 5, generator=g, dtype=torch.float64)}
+    leaves = {n: v.clone().requires_grad_() for n, v in encoder.items()}
+    z = features(leaves, x)
+    value = cross_entropy(decode(private, z, embedded), y)
+    (v,) = torch.autograd.grad(value, z, retain_graph=True)
+    seen = torch.cat([grad.flatten() for grad in torch.autograd.grad(value, list(leaves.values()))])
+    jacobian = torch.func.jacrev(lambda w: features(w, x)[0])(encoder)
+    J = torch.cat([jacobian[n].flatten(1) for n in encoder], 1).numpy()  # d x |theta|
+    found = np.linalg.lstsq(J.T, seen.numpy(), rcond=None)[0]
+    assert np.linalg.norm(J.T @ found - seen.numpy()) < 1e-6
+    alive = (z > 0)[0].numpy()  # a dead feature has no gradient, so nothing is known of its v
+    assert alive.sum() >= 2 and np.abs(found - v[0].numpy())[alive].max() < 1e-6
 
 
 def test_coordinates_are_cosines():

@@ -30,9 +30,9 @@ def test_another_shape_is_refused() -> None:
     ("field", "value"),
     [
         ("noise", -1.0), ("noise", float("nan")), ("clip_noise", float("inf")), ("split", "half"), ("sampling", "uniform"),
-        ("min_cohort", 0), ("rate", 0.0), ("rate", 1.5),
+        ("min_cohort", 0), ("rate", 0.0), ("rate", 1.5), ("rate", 0.5),
     ],
 )  # fmt: skip
 def test_out_of_range(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"release's {field} must be"):
-        Release.from_json({**RELEASE.to_json(), field: value})
+        Release.from_json({**RELEASE.to_json(), **({"sampling": "everyone"} if value == 0.5 else {}), field: value})

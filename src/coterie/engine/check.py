@@ -74,23 +74,23 @@ def check_reduce(world: World, guards: Guards) -> None:
     if guards.secure is not None:
         raise ValueError(
             f"{reduce} needs every client's update, but a secure sum shows the server only the sum. "
-            "Use reduce=Mean() with a clip, or leave out the secure sum."
+            "Use Mean() (--reduce mean) with a clip, or leave out the secure sum."
         )
     if guards.private:
         raise ValueError(
             f"{reduce} needs every client's update, but under noise each one arrives multiplied by its weight and drowned in noise. "
-            "Use reduce=Mean(), whose clip bounds every client already, or leave out noise."
+            "Use Mean() (--reduce mean), since the clip bounds every client already, or leave out noise."
         )
     if guards.follows:
         raise ValueError(
             f"{reduce} would also choose among the bits by which an adaptive clip counts clients. "
-            "Use a fixed clip (clip_mode='flat'), or reduce=Mean()."
+            "Use a fixed clip (clip_mode='flat'), or Mean() (--reduce mean)."
         )
     reduced = [phase for phase in world.plan if averages(phase.method.slots(hub_of(world, _first_round(world, phase))))]
     if not reduced:
         raise ValueError(
-            f"{reduce} would do nothing: {type(world.plan[-1].method).__name__} averages no update. "
-            "Use reduce=Mean(), or choose a method whose updates are averaged."
+            f"{reduce} would do nothing: no update is averaged by {_methods(world)}. "
+            "Use Mean() (--reduce mean), or choose a method whose updates are averaged."
         )
     for phase in reduced:
         size = len(_first_round(world, phase).cohort)
@@ -99,6 +99,10 @@ def check_reduce(world: World, guards: Guards) -> None:
                 f"{reduce} needs at least {reduce.fewest} clients in a round, but a cohort of phase '{phase.name}' has {size}. "
                 "Use a larger cohort, or count on fewer attackers."
             )
+
+
+def _methods(world: World) -> str:
+    return ", ".join(dict.fromkeys(type(phase.method).__name__ for phase in world.plan))
 
 
 def check_attack(world: World, guards: Guards) -> None:
@@ -112,8 +116,8 @@ def check_attack(world: World, guards: Guards) -> None:
         )
     if not any(averages(phase.method.slots(hub_of(world, _first_round(world, phase)))) for phase in world.plan):
         raise ValueError(
-            f"{type(world.attack).__name__} changes updates that are averaged, but {type(world.plan[-1].method).__name__} averages none. "
-            "Use an attack on the data, such as LabelFlip(), or another method."
+            f"{type(world.attack).__name__} changes updates that are averaged, but none is by {_methods(world)}. "
+            "Use an attack on the data, such as LabelFlip() (--attack labelflip), or another method."
         )
 
 

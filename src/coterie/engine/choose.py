@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 
 from coterie.engine.devices import choose_devices
 from coterie.engine.settings import Settings
-from coterie.method import Everyone, Fixed, Named, Nobody, Plan
+from coterie.method import AllBut, Everyone, Fixed, Named, Nobody, Plan
 from coterie.tensors import Tensors, num_elements
 
 _WORTH_A_POOL = 2e10  # parameters x examples over the run; from here on workers pay even for the cheapest layers
@@ -107,6 +107,8 @@ def _cohort_size(cohort: object, num_clients: int) -> int:
         return cohort.size
     if isinstance(cohort, Named):
         return len(cohort.clients)
+    if isinstance(cohort, AllBut):
+        return _cohort_size(cohort.cohort, num_clients - len(cohort.clients))
     if isinstance(cohort, Nobody):
         return 0
     return max(1, round(getattr(cohort, "rate", 1.0) * num_clients))

@@ -27,11 +27,12 @@ from coterie.method.contracts import Batch, Examples, Net, Parts
 from coterie.method.editing import as_run, editing, peek
 from coterie.method.hooks import ClientRun, Hub, Method, PersonalRun, Round, ServerRun, Site, Wrapper
 from coterie.method.optimizers import SGD, Adam, Optimizer, Schedule
-from coterie.method.plan import Cohort, Everyone, Fixed, Named, Nobody, Phase, Plan, Poisson
+from coterie.method.plan import AllBut, Cohort, Everyone, Fixed, Named, Nobody, Phase, Plan, Poisson
 
 __all__ = [
     "Adam",
     "Adjust",
+    "AllBut",
     "Ask",
     "Batch",
     "ClientRun",

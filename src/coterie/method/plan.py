@@ -74,7 +74,22 @@ class Nobody:
         return ()
 
 
-Cohort: TypeAlias = Everyone | Fixed | Poisson | Named | Nobody
+@dataclass(frozen=True)
+class AllBut:
+    """Another cohort, drawn among everybody but these clients. An accountant counts it as if all took part."""
+
+    clients: Sequence[ClientId]
+    cohort: Cohort = Everyone()
+
+    def draw(self, num_clients: int, key: Key) -> tuple[ClientId, ...]:
+        absent = set(Named(self.clients).draw(num_clients, key))
+        others = [c for c in range(num_clients) if c not in absent]
+        if not others:
+            raise ValueError(f"All {num_clients} clients are left out of a cohort. Leave out fewer.")
+        return tuple(others[place] for place in self.cohort.draw(len(others), key))
+
+
+Cohort: TypeAlias = Everyone | Fixed | Poisson | Named | Nobody | AllBut
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,8 @@ class Net:
 
     def with_running_statistics(self) -> Net:
         """The net whose batch norms always use (and keep) their running statistics."""
-        return self._with_live({f"{name}.live": torch.tensor(False) for name in self._norms})
+        device = next(iter(self.params.values())).device
+        return self._with_live({f"{name}.live": torch.full((), False, device=device) for name in self._norms})
 
     def masked(self) -> Net:
         """The net for padded batches: its batch norms count only rows whose column "mask" is true."""

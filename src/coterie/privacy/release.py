@@ -47,6 +47,8 @@ class Release:
             raise ValueError(f"A release's min_cohort must be at least 1, found {self.min_cohort}. Use 1 where nothing is guaranteed.")
         if not 0 < self.rate <= 1:
             raise ValueError(f"A release's rate must be above 0 and at most 1, found {self.rate}. Use 1 where everyone takes part.")
+        if self.sampling == "everyone" and self.rate != 1:
+            raise ValueError(f"A release's rate must be 1 where everyone takes part, found {self.rate}. Use 1, or say how was sampled.")
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "participants": list(self.participants)}

@@ -17,6 +17,7 @@ from coterie.models.nets import cnn2, resnet8, resnet18
 from coterie.options import nearest
 from coterie.privacy.guards import Guards
 from coterie.recipes.compare_digits import build_plan
+from coterie.recipes.poisoned import Poisoning
 from coterie.recipes.population import build_population
 from coterie.recipes.private import Privacy, told
 from coterie.recipes.session import Session, seeded
@@ -35,6 +36,7 @@ def compare_cifar10(
     momentum: float = 0.9, weight_decay: float = 5e-4, epochs: int = 1, batch_size: int = 64, anchors: int = 512,
     cohort: int | None = None, data_dir: str | None = None, limit: int | None = None,
     net: Literal["cnn2", "resnet8", "resnet18"] = "cnn2", privacy: Privacy = Privacy(),
+    poisoning: Poisoning = Poisoning(),
 ) -> None:  # fmt: skip
     """Personalised methods on CIFAR-10, 20 clients, Dirichlet 0.1: the learning rate from a seed of its own.
 
@@ -50,11 +52,12 @@ def compare_cifar10(
     who = privacy.cohort(cohort, clients)
     guarded = {seed: privacy.guards(who, population, rounds, session.settings) for seed, (population, _) in worlds.items()}
     session.tell(told(guarded[selection_seed]))
+    poison = poisoning.options(who, clients)
     for method in methods:
         best = lrs[0]
         if len(lrs) > 1:
             scores = {
-                lr: _select(session, method, lr, training, rounds, anchors, who, selection_seed, worlds, guarded[selection_seed]) for lr in lrs
+                lr: _select(session, method, lr, training, rounds, anchors, who, selection_seed, worlds, guarded[selection_seed], poison) for lr in lrs
             }
             best = max(scores, key=lambda lr: -math.inf if math.isnan(scores[lr]) else scores[lr])
         plan = _plan(method, _with_rate(training, best), rounds, anchors, who)
@@ -62,13 +65,13 @@ def compare_cifar10(
             population, model = worlds[seed]
             session.run(
                 plan, population, net=model, metric=Classification(10), method=method, name=f"{method}/seed-{seed}",
-                settings=replace(session.settings, seed=seed), guards=guarded[seed],
+                settings=replace(session.settings, seed=seed), guards=guarded[seed], **poison,
             )  # fmt: skip
 
 
 def _select(
     session: Session, method: str, lr: float, training: Training, rounds: int, anchors: int, who: Cohort, seed: int,
-    worlds: dict[int, tuple[Population, Net]], guards: Guards,
+    worlds: dict[int, tuple[Population, Net]], guards: Guards, poison: dict[str, Any],
 ) -> float:  # fmt: skip
     """The validation accuracy after the last round with this rate."""
     population, net = worlds[seed]
@@ -76,7 +79,7 @@ def _select(
     settings = replace(session.settings, seed=seed, eval_every=rounds)
     finish = session.run(
         plan, population, net=net, metric=Classification(10), method=method, name=f"select/{method}/lr-{lr:g}",
-        settings=settings, listed=False, guards=guards,
+        settings=settings, listed=False, guards=guards, **poison,
     )  # fmt: skip
     last = [row for row in finish.evaluations if row["model"] == "personal" and row["split"] == "validation"][-1]
     return math.nan if last["accuracy"] is None else float(last["accuracy"])

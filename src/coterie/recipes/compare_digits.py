@@ -12,6 +12,7 @@ from coterie.methods.fedavg import Training
 from coterie.metrics.classification import Classification
 from coterie.models.nets import resnet8
 from coterie.options import convert, nearest, options_of
+from coterie.recipes.poisoned import Poisoning
 from coterie.recipes.private import Privacy, told
 from coterie.recipes.quickstart import digits
 from coterie.recipes.session import Session, pooled, seeded
@@ -26,6 +27,7 @@ def compare_digits(
     beta: float = 0.1, cohort: int | None = None, lr: float = 0.3, momentum: float = 0.0, epochs: int = 2,
     batch_size: int = 32, net: Literal["mlp", "resnet8"] | None = None,
     buffers: Literal["average", "local", "server"] = "average", knobs: tuple[str, ...] = (), privacy: Privacy = Privacy(),
+    poisoning: Poisoning = Poisoning(),
 ) -> None:  # fmt: skip
     """Methods side by side on handwritten digits: same clients, same net and start, same local work.
 
@@ -43,7 +45,9 @@ def compare_digits(
     instead = {"centralized": pooled(population)}
     guards = privacy.guards(who, population, rounds, session.settings)
     session.tell(told(guards))
-    session.run_all(plans, population, net=model, metric=Classification(10), instead=instead, guards=guards)
+    session.run_all(
+        plans, population, net=model, metric=Classification(10), instead=instead, guards=guards, **poisoning.options(who, len(population))
+    )
 
 
 def build_plans(

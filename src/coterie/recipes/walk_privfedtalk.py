@@ -58,6 +58,7 @@ def walk_privfedtalk(
     --backbone-steps 5000    train the public model for longer (better pictures)
     --sharpness 0            count clients by clips alone, not by how reliable their generated clips are
     --freeze-a               send only one of the two factors
+    --secure-sum             the server learns the sum of all adapters only (needs coterie[privacy])
     --unmarked-because TEXT  leave the visible mark out of the video, for a reason that is written into the file
     """
     seed = session.settings.seed

@@ -61,7 +61,7 @@ def _views_table(privacy: Record) -> str:
 
 
 def epsilon_words(epsilon: float) -> str:
-    """Never rounded down: a promise must not look better than it is."""
+    """A little coarser than the account, and never rounded down: a promise must not look better than it is."""
     decimals = 2 if epsilon < 1000 else 0
     return f"{math.ceil(epsilon * 10**decimals - 1e-9) / 10**decimals:,.{decimals}f}"
 

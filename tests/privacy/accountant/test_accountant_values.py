@@ -122,3 +122,7 @@ def test_steps_of_the_privacy_loss_add_next_to_nothing(z: float, q: float, round
     own = PLDAccountant()
     own.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)), rounds)
     assert poisson_epsilon({(z, q): rounds}, DELTA, "pld")[0] == pytest.approx(own.get_epsilon(DELTA), abs=1e-3)
+
+
+def test_beyond_the_tables_of_privacy_losses_the_renyi_bound_is_told() -> None:
+    assert poisson_epsilon({(2.0, 0.1): 100}, 1e-30, "pld") == poisson_epsilon({(2.0, 0.1): 100}, 1e-30, "rdp")

@@ -59,6 +59,7 @@ def test_a_budget_is_exceeded_only_above_it() -> None:
         (lambda: Budget(delta=1.0), "delta must lie strictly between 0 and 1, found 1"),
         (lambda: Budget(view="server"), "view must be one of local, central, amplified, found 'server'"),  # type: ignore[arg-type]
         (lambda: Scheme(rate=0.0), "rate must be above 0 and at most 1, found 0"),
+        (lambda: Scheme(sampling="everyone", rate=0.1), "Where everyone takes part the rate is 1, found 0.1"),
         (lambda: Scheme(min_cohort=0), "min_cohort must be at least 1, found 0"),
         (lambda: planned(Scheme(), 1.0, 0), "rounds must be at least 1, found 0"),
         (lambda: planned(Scheme(), math.nan, 1), "noise must be a finite number of at least 0, found nan"),

@@ -37,6 +37,8 @@ class Scheme:
     def __post_init__(self) -> None:
         if not 0.0 < self.rate <= 1.0:
             raise ValueError(f"rate must be above 0 and at most 1, found {self.rate}. Use cohort / clients, for example 0.1.")
+        if self.sampling == "everyone" and self.rate < 1.0:
+            raise ValueError(f"Where everyone takes part the rate is 1, found {self.rate}. Use rate 1, or Poisson or fixed sampling.")
         if self.min_cohort < 1:
             raise ValueError(f"min_cohort must be at least 1, found {self.min_cohort}. Use 1 where nothing is guaranteed.")
         if self.clients is not None and self.min_cohort > self.clients:
@@ -125,7 +127,7 @@ def _target(budget: Budget, scheme: Scheme) -> float:
     if budget.view == "amplified" and scheme.rate < 1.0 and not available():
         raise ValueError(f"The amplified view can't be computed. {MISSING}")
     tried = _with_noise(budget, scheme, 1.0, 1)
-    if tried.epsilon is None:
+    if tried.reason is not None:
         raise ValueError(f"The {budget.view} view has no number: {tried.reason}. Change --accountant, or --sampling.")
     return budget.epsilon
 

