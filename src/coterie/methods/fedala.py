@@ -93,6 +93,10 @@ class Ala(Wrapper):
             if not 0.0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a number >= 0, found {value}. Use {1.0 if name == 'eta' else 0.1}.")
 
+    def switched_off(self) -> str:
+        off = "" if self.eta else "with eta = 0 omega stays 1, so this is the method without FedALA"
+        return off or self.inner.switched_off()
+
     def slots(self, hub: Hub) -> Mapping[str, Slot]:
         inner = self.inner.slots(hub)
         if "shared" not in inner:

@@ -84,6 +84,9 @@ class FedAs(FedAvg):
         if self.align_epochs < 1:
             raise ValueError(f"align_epochs must be at least 1, found {self.align_epochs}. Use 1 or more.")
 
+    def switched_off(self) -> str:
+        return "" if self.align_lr else "with align_lr = 0 nothing is aligned, so this is FedPer with Fisher weights"
+
     def client_row(self, site: Site) -> Groups:
         encoder = self.first_shared(site.net, site.key)
         return {**super().client_row(site), "previous": encoder, "previous_buffers": site.net.buffers}

@@ -133,6 +133,9 @@ class FedDbe(FedAvg):
         if not 0.0 < self.mean_momentum <= 1.0:
             raise ValueError(f"mean_momentum must lie in (0, 1], found {self.mean_momentum}. Use 1 for the current batch alone.")
 
+    def switched_off(self) -> str:
+        return "" if self.kappa else "with kappa = 0 feature means are free, so only the bias memory is left of FedDBE"
+
     def first_model(self, net: Net, key: Key) -> Tensors:
         return {**net.params, BIAS: no_mean(net)["features"]}
 

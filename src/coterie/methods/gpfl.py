@@ -83,6 +83,9 @@ class Gpfl(FedAvg):
             if not 0.0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a number >= 0, found {value}. Use 0.0001 to 1, or 0 for none.")
 
+    def switched_off(self) -> str:
+        return "" if self.lam else "with lam = 0 the magnitudes of features are free, so GPFL's second guide is missing"
+
     def first_model(self, net: Net, key: Key) -> Tensors:
         like, d, classes = next(iter(net.params.values())), net.num_features, net.num_outputs
         embeddings = draw(key.fold("gce"), 0, Draw("normal", (classes, d)), 1, like.device, torch.float64).to(like.dtype)
