@@ -225,3 +225,10 @@ def test_a_large_layer_is_sorted_in_pieces_with_the_same_result() -> None:
     found = fold.result()
     assert found is not None
     np.testing.assert_array_equal(found["shared"]["w"].numpy().ravel(), np.median(values, axis=0))
+
+
+@pytest.mark.parametrize(("reduce", "clients"), [(Krum(1), 4), (MultiKrum(0, keep=6), 5), (TrimmedMean(0.2), 4)])
+def test_fewer_clients_than_a_definition_needs_are_refused(reduce: RobustReduce, clients: int) -> None:
+    with pytest.raises(ValueError, match=rf"needs at least {clients + 1} clients that count, found {clients}\. Use a larger cohort"):
+        reduced(reduce, updates(clients))
+    reduced(reduce, updates(clients + 1))

@@ -25,9 +25,9 @@ from coterie.message import Message, Slot
 from coterie.privacy.accountant import Budget
 from coterie.privacy.clipping import BIT, BIT_SLOT, Adaptive, ClipGroups, ClipMode, factor_to, length, towards_zero, units
 from coterie.privacy.noise import Mechanism, NoiseSource, grid_step
+from coterie.privacy.refusals import refuse_unprotected
 from coterie.privacy.release import Release, Sampling
 from coterie.privacy.secure_sum.settings import SecureSum
-from coterie.privacy.secure_sum.vector import check_slots
 from coterie.tensors import Groups, Tensors, norm, scale
 
 
@@ -42,11 +42,10 @@ _HALF = torch.tensor(0.5, dtype=torch.float64)
 class Guards:
     """`clip`: L2 bound C on a client's change (the first one, if adaptive). `noise`: multiplier sigma of C; 0 for none.
 
-    `min_cohort`: under noise a round with fewer clients releases noise alone, so that every sum carries the noise of so many.
-
     `clip_mode`: "flat", "groups" (of `clip_groups`: layers or slots), or "adaptive" (as `adaptive` says).
     `mechanism`: "gaussian", or "discrete" on a grid, drawn exactly, for sums in whole numbers.
     `split`: "full" noise on every client, or a "share" of 1/sqrt(min_cohort) so that the sum carries sigma C.
+    `min_cohort`: under noise a round with fewer clients releases noise alone, so that every sum carries the noise of so many.
     `budget`: epsilon that the run may spend, after which it stops (`privacy/accountant`).
     `n_max`: weights are min(weight, n_max) / n_max; it must be public, because a weight tells of the data. 1 counts all
     alike; None refuses weights above 1. `kappa`: scale of the weight's own coordinate; 0 sends no weight.
@@ -185,51 +184,7 @@ class Guards:
 
     def check(self, slots: Mapping[str, Slot], method: str) -> None:
         """Refuse, before the run, what these guards can't protect."""
-        if self.secure is not None:
-            check_slots(slots, method)
-            self._check_public(slots, method)
-        if self.clip is None:
-            return
-        if BIT in slots:
-            raise ValueError(f"{method} sends a group '{BIT}', which is what the adaptive clip's bit is called. Give it another name.")
-        for name, slot in slots.items():
-            self._check_slot(name, slot, method)
-
-    def _check_slot(self, name: str, slot: Slot, method: str) -> None:
-        whole = [key for key, (_, dtype) in slot.spec.items() if not dtype.is_floating_point]
-        if slot.guard == "update" and whole:
-            raise ValueError(
-                f"{method} sends '{whole[0]}' in '{name}' as whole numbers, which can't be scaled or noised. "
-                "Send floats, or leave out clip and noise."
-            )
-        if slot.reduce == "each" and slot.guard == "update":
-            raise ValueError(
-                f"{method} needs every client's own '{name}', which a clip on the summed change does not protect. "
-                "Leave out clip and noise, or choose a method whose updates are averaged."
-            )
-        if "/" in name and (self.private or self.follows):
-            raise ValueError(
-                f"{method} asks the server in mid-round with '{name}', a second release of every round that is not accounted. "
-                "Leave out noise and an adaptive clip, or choose a method that sends one message a round."
-            )
-        if not self.private:
-            return
-        if slot.guard == "public":
-            raise ValueError(
-                f"{method} sends '{name}' unguarded, so noise on the rest protects nobody. "
-                "Keep batch-norm statistics on the client with buffers='local', or use a net without them."
-            )
-        if slot.guard == "examples":
-            raise ValueError(
-                f"{method} sends examples in '{name}', which are not covered by noise on its updates: it has a guarantee of its own "
-                "for them. Leave out clip and noise, or choose a method that sends no examples."
-            )
-        half = [key for key, (_, dtype) in slot.spec.items() if dtype in (torch.float16, torch.bfloat16)]
-        if self.mechanism == "discrete" and half:
-            raise ValueError(
-                f"{method} sends '{half[0]}' in '{name}' in half precision, which can't hold the grid of discrete noise. "
-                "Use mechanism='gaussian', or a net in float32."
-            )
+        refuse_unprotected(self, slots, method)
 
     def apply(self, message: Message, slots: Mapping[str, Slot], noise: NoiseSource) -> Message:
         """The Message as it leaves the client. `message` holds changes already."""
@@ -324,7 +279,6 @@ class Guards:
     def _add(self, noise: NoiseSource, values: Tensors, longest: float, std: float) -> Tensors:
         return noise.add(values, std) if self.mechanism == "gaussian" else noise.add_discrete(values, std, grid_step(longest))
 
-
     def _check_range(self, declared: float | None) -> None:
         if self.private and declared is not None:
             raise ValueError(
@@ -332,15 +286,6 @@ class Guards:
             )
         if declared is None and self.clip is None:
             raise ValueError("A secure sum without a clip must know how large a coordinate can be, found no range. Set range, for example 8, or a clip.")
-
-    def _check_public(self, slots: Mapping[str, Slot], method: str) -> None:
-        """What no clip reaches needs a range of its own."""
-        public = [name for name, slot in slots.items() if slot.guard == "public"]
-        if public and not self.private and self.secure is not None and self.secure.range is None:
-            raise ValueError(
-                f"{method} sends '{public[0]}' without a clip, so the range of the secure sum can't be the clip. "
-                "Set its range, for example 8, or keep batch-norm statistics on the client with buffers='local'."
-            )
 
 
 def _in_their_dtypes(bounded: Message, before: Message) -> Message:

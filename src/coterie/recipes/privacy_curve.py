@@ -81,7 +81,11 @@ def run_curve(session: Session, curve: Curve, privacy: Privacy) -> list[Point]:
             accuracies = tuple(accuracy(finish.summary) for finish in finished)
             noise = 0.0 if method in UNPROTECTED else guards[epsilon][1].noise
             points.append(Point(method, epsilon, accuracies, noise))
-    publish(session, curve, points, guards)
+            publish(session, curve, points, guards)  # as it grows: a long recipe may be stopped
+    if not session.settings.quiet:
+        console = Console(highlight=False)
+        console.print(table_of(points, curve))
+        console.print(f"Picture: {session.out / PICTURE}", soft_wrap=True, markup=False)
     return points
 
 
@@ -128,10 +132,6 @@ def publish(session: Session, curve: Curve, points: Sequence[Point], guards: Map
     }  # fmt: skip
     (session.out / NUMBERS).write_text(json.dumps(numbers, indent=1) + "\n")
     (session.out / PICTURE).write_text(epsilon_curve(points, curve.chance, curve.title))
-    if not session.settings.quiet:
-        console = Console(highlight=False)
-        console.print(table_of(points, curve))
-        console.print(f"Picture: {session.out / PICTURE}", soft_wrap=True, markup=False)
 
 
 def table_of(points: Sequence[Point], curve: Curve) -> Table:

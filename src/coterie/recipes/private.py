@@ -15,7 +15,7 @@ from coterie.privacy.clipping import ClipGroups, ClipMode
 from coterie.privacy.guards import Guards
 from coterie.privacy.noise import Mechanism
 from coterie.privacy.release import Sampling, Split
-from coterie.privacy.secure_sum.settings import Bits
+from coterie.privacy.secure_sum.settings import SMALLEST_COHORT, Bits
 from coterie.recipes.secure import secured
 
 
@@ -93,6 +93,7 @@ class Privacy(OptionGroup):
         if self.clip is None:
             return Guards()
         least = settings.min_cohort if settings.min_cohort > 1 else smallest_cohort(cohort, clients)
+        least = max(least, SMALLEST_COHORT) if self.secure_sum else least
         guards = Guards(
             clip=self.clip, clip_mode=self.clip_mode, clip_groups=self.clip_groups, noise=self.noise or 0.0, split=self.split, mechanism=self.mechanism,
             audit_seed=self.audit_seed, min_cohort=least, n_max=1.0, kappa=0.0,

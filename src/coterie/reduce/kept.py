@@ -10,7 +10,7 @@ which they finish changes no bit.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -63,15 +63,15 @@ class RobustReduce(Reduce):
 
     def fold(self, slots: Mapping[str, Slot], *, premultiplied: bool, expected: float, by_expected: bool = False) -> Kept:
         assert not premultiplied, "noise and a robust reduction are refused when the run is built"
-        return Kept(slots, self.centre)
+        return Kept(slots, self)
 
 
 class Kept:
     """Keeps what is averaged or summed, of every client, until the round ends."""
 
-    def __init__(self, slots: Mapping[str, Slot], centre: Callable[[Updates], list[Tensor]]) -> None:
+    def __init__(self, slots: Mapping[str, Slot], reduce: RobustReduce) -> None:
         self._reduces = {name: slot.reduce for name, slot in slots.items() if slot.reduce != "each"}
-        self._centre = centre
+        self._reduce = reduce
         self._messages: dict[int, Message] = {}
         self.counted = 0
         self.kept_bytes = 0
@@ -87,6 +87,11 @@ class Kept:
         messages = [message for _, message in sorted(self._messages.items()) if weight_of(message) > 0]
         if not messages:
             return None
+        if len(messages) < self._reduce.fewest:
+            raise ValueError(
+                f"{self._reduce} needs at least {self._reduce.fewest} clients that count, found {len(messages)}. "
+                "Use a larger cohort, or count on fewer attackers."
+            )
         weights = torch.tensor([weight_of(message) for message in messages], dtype=torch.float64)
         first = messages[0]
         groups: Groups = {}
@@ -94,7 +99,7 @@ class Kept:
         blocks = [torch.stack([message[group][name] for message in messages]) for group, name in names]
         scalars = [name for name in first.scalars if all(name in message.scalars for message in messages)]
         blocks += [torch.stack([message.scalars[name] for message in messages]) for name in scalars]
-        found = self._centre(Updates(tuple(blocks), weights))
+        found = self._reduce.centre(Updates(tuple(blocks), weights))
         for (group, name), value in zip(names, found, strict=False):
             dtype = first[group][name].dtype
             total = value * len(messages) if self._reduces[group] == "sum" else value

@@ -74,18 +74,24 @@ def epsilon_curve(points: Sequence[Point], chance: float, title: str) -> str:
     y = Axis(0.0, min(1.0, max([chance * 1.5, *ends]) * 1.08), "test accuracy, mean and 95 % interval over seeds", lambda v: f"{100 * v:.0f} %")
     x = Axis(-0.4, len(epsilons) - 0.6, "epsilon", str)
     frame = Frame(x, y, WIDTH, HEIGHT, left=48, right=room_for(methods) + 12, top=52)
-    body = [words(4, 16, title, kind="name"), frame.grid(x_ticks=False).replace('y="14"', 'y="36"')]
+    body = [words(4, 16, title, kind="name"), frame.grid(x_ticks=False).replace('y="14.0"', 'y="36.0"')]
     for place, epsilon in enumerate(epsilons):
         body.append(words(frame.px(place), HEIGHT - frame.bottom + 18, epsilon_word(epsilon), anchor="middle", kind="muted"))
     level = frame.py(chance)
     body.append(f'<line class="chance" x1="{frame.left:.1f}" x2="{WIDTH - frame.right:.1f}" y1="{level:.1f}" y2="{level:.1f}"/>')
-    body.append(words(frame.left + 4, level + 14, f"chance {100 * chance:.0f} %", kind="small"))
+    body.append(words(WIDTH - frame.right - 2, level + 13, f"chance {100 * chance:.0f} %", anchor="end", kind="small"))
     heights = spread([frame.py(_last(points, method).mean) for method in methods], frame.top, HEIGHT - frame.bottom)
     for number, (method, height) in enumerate(zip(methods, heights, strict=True)):
         own = sorted((p for p in points if p.method == method), key=lambda p: epsilons.index(p.epsilon))
         shift = 0.06 * (number - (len(methods) - 1) / 2)
-        body.append(_curve(own, [epsilons.index(p.epsilon) + shift for p in own], frame, number, chance))
+        body.append(_curve(own, [epsilons.index(p.epsilon) + shift for p in own], frame, number))
         body.append(words(WIDTH - frame.right + 9, height + 4, method, kind=f"name {series_class(number)}"))
+    for place, epsilon in enumerate(epsilons):
+        unlucky = [p for p in points if p.epsilon == epsilon and p.above(chance) is False]
+        top = min((frame.py(min(max(p.interval), y.high)) for p in unlucky), default=0.0)
+        for line, point in enumerate(reversed(unlucky)):
+            kind = f"small {series_class(methods.index(point.method))}"
+            body.append(words(frame.px(place), top - 6 - 12 * line, "at chance", anchor="middle", kind=kind))
     drawn = picture(WIDTH, HEIGHT, STYLE + "".join(body), title)
     return drawn.replace("<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH:g}" height="{HEIGHT:g}" ', 1)
 
@@ -95,7 +101,7 @@ def _last(points: Sequence[Point], method: str) -> Point:
     return max(own, key=lambda point: math.inf if point.epsilon is None else point.epsilon)
 
 
-def _curve(points: Sequence[Point], places: Sequence[float], frame: Frame, number: int, chance: float) -> str:
+def _curve(points: Sequence[Point], places: Sequence[float], frame: Frame, number: int) -> str:
     colour = series_class(number)
     at = [(frame.px(place), frame.py(point.mean)) for place, point in zip(places, points, strict=True)]
     parts = [f'<path class="curve {colour}" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in at)}"/>'] if len(at) > 1 else []
@@ -105,6 +111,4 @@ def _curve(points: Sequence[Point], places: Sequence[float], frame: Frame, numbe
             ends = [frame.py(min(max(value, frame.y.low), frame.y.high)) for value in (low, high)]
             parts.append(f'<line class="whisker {colour}" x1="{x:.1f}" x2="{x:.1f}" y1="{ends[0]:.1f}" y2="{ends[1]:.1f}"/>')
         parts.append(f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
-        if point.above(chance) is False:
-            parts.append(words(x, y - 10 - 12 * number, "at chance", anchor="middle", kind=f"small {colour}"))
     return "".join(parts)
