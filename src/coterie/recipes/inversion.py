@@ -210,7 +210,9 @@ class Target:
     def original(self, client: int) -> Tensor:
         """The pictures of the client's step, as its engine drew them. For scoring only."""
         train = self.scene.population.parts[client].train
-        key = Key(self.scene.settings.seed, ("round", self.round.index, "client", client)).fold("train", 0).fold("order", "local")
+        key = Key(self.scene.settings.seed, ("round", self.round.index, "client", client))
+        attempt = max(crossing.attempt for crossing in self.transcript.crossings if crossing.round == self.round.index + 1)
+        key = (key.fold("attempt", attempt) if attempt else key).fold("train", 0).fold("order", "local")
         return train.rows(next(positions_of(len(train), self.method.training.batch_size, key)))["x"].double()
 
     def unnormalised(self, x: Tensor) -> Tensor:
