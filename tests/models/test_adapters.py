@@ -116,6 +116,17 @@ def test_a_linear_scaling_starts_as_the_identity_and_belongs_to_the_head() -> No
     assert torch.allclose(found, expected, atol=1e-6)
 
 
+def test_fedavg_shares_the_scaling_and_fedper_keeps_it(tmp_path: object) -> None:
+    """Table 6: W is trained in both."""
+    settings = Settings(backend="loop", quiet=True)
+    for name, plan in (("fedavg", methods.fedavg(rounds=1)), ("fedper", methods.fedper(rounds=1))):
+        net = with_linear(toy.net())
+        finish = run(plan, toy.population(), net=net, metric=Classification(toy.CLASSES), out=f"{tmp_path}/{name}", settings=settings)
+        kept = finish.state.shared["shared"] if name == "fedavg" else finish.clients[0]["private"]
+        assert not torch.equal(kept["head.linear.weight"], torch.eye(5))
+        assert ("head.linear.weight" in finish.state.shared["shared"]) == (name == "fedavg")
+
+
 def test_the_stem_for_large_pictures() -> None:
     torch.manual_seed(0)
     net = resnet18(3, 10, stem="tv")
