@@ -31,7 +31,7 @@ MAY_KNOW = {
     "report": {"metrics"},
     "options": set(),
 }
-FREE = {"recipes", "cli", "__init__"}  # only these see both methods and engine
+FREE = {"recipes", "cli", "__init__", "__main__"}  # only these see both methods and engine
 THIRD_PARTY_CORE = {"torch", "numpy", "sklearn", "scipy", "safetensors", "rich"}
 
 

@@ -49,6 +49,11 @@ def clone_groups(groups: Mapping[str, Tensors]) -> Groups:
     return {group: clone(values) for group, values in groups.items()}
 
 
+def copied_to(device: torch.device, groups: Mapping[str, Tensors]) -> Groups:
+    """Copies on this device, also of single numbers that stayed with the processor."""
+    return {group: {name: value.detach().to(device, copy=True) for name, value in values.items()} for group, values in groups.items()}
+
+
 def equal_groups(a: Mapping[str, Mapping[str, Tensor]], b: Mapping[str, Mapping[str, Tensor]]) -> bool:
     """Equal names and equal bits."""
     if [(group, list(values)) for group, values in a.items()] != [(group, list(values)) for group, values in b.items()]:

@@ -20,7 +20,7 @@ NEW = ("--out", "parent/new")
 
 # words after `coterie`, and what the line must say: the value found, and what to do about it
 CALLS = {
-    "frobnicate": ["Unknown command 'frobnicate'", "Use one of: compare, data, list, privacy, report, run, sweep"],
+    "frobnicate": ["Unknown command 'frobnicate'", "Use one of: attack, compare, data, list, privacy, report, run, sweep"],
     "lst": ["Unknown command 'lst'", "Did you mean 'list'?"],
     "list --all": ["Unknown option '--all'", "There are none"],
     "run quickstrat": ["Unknown recipe 'quickstrat'", "Did you mean 'quickstart'?"],
@@ -118,7 +118,7 @@ def test_cuda_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_true_process_says_it_too() -> None:
-    command = [sys.executable, "-m", "coterie.cli", "run", "quickstart", "--beta", "0", *NEW]
+    command = [sys.executable, "-m", "coterie", "run", "quickstart", "--beta", "0", *NEW]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == "coterie: beta must be above 0 and finite, found 0.0. Use 0.1 for strong label skew, 100 for nearly none.\n"

@@ -170,7 +170,7 @@ def test_places_stand_before_or_after_the_keys(capsys: pytest.CaptureFixture[str
 
 
 def test_a_terminal_without_our_characters_ends_no_command() -> None:
-    command = [sys.executable, "-m", "coterie.cli", "data", "inspect", "digits", "--limit", "60"]
+    command = [sys.executable, "-m", "coterie", "data", "inspect", "digits", "--limit", "60"]
     done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=120, check=True)
     assert b"digits: 10 clients" in done.stdout and not done.stderr
 

@@ -51,7 +51,7 @@ def test_faces_keep_groups_together_and_only_fair_pairs() -> None:
     assert len(table) == 1575 + 460 + 264 + 276  # from the description of the data
     groups = table.column("group")
     made = keeping_together(groups, table.labels, lambda units: dirichlet(units, 6, 0.5, Key(0)))
-    parts = [set(groups[view.index.numpy()]) for own in make_population(table, made, key=Key(0)) for view in vars(own).values()]
+    parts = [set(groups[view.index.numpy()]) for own in make_population(table, made, key=Key(0)) for view in own.views()]
     assert sum(map(len, parts)) == len(set(groups.tolist()))
     by_method = by_column(table.column("method"), "method", key=Key(0))
     with pytest.raises(ValueError, match=r"at two clients or more: \d+ of \d+ values of 'group'"):

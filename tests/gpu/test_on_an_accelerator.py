@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import toy
 from cases import Case, case_of
 from torch import Tensor
 
@@ -39,9 +38,9 @@ def recorded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracks, "PAYS_AFTER", 1)
 
 
-def go(case: Case, name: str, out: Path, backend: str, **settings: Any) -> tuple[Finish, Notes]:
+def go(case: Case, name: str, out: Path, backend: str, where: str = "cuda", **settings: Any) -> tuple[Finish, Notes]:
     notes = Notes()
-    return case.toy.run(case.plan(name), out, watcher=notes, devices="cuda", backend=backend, **settings), notes
+    return case.toy.run(case.plan(name), out, watcher=notes, devices=where, backend=backend, **settings), notes
 
 
 def shared(finish: Finish) -> dict[str, Tensor]:
@@ -129,12 +128,35 @@ def test_many_clients_need_no_more_than_few(backend: str, tmp_path: Path) -> Non
     assert peaks[1] <= 1.05 * peaks[0]
 
 
-def test_two_workers_share_a_device(tmp_path: Path) -> None:
-    plan = methods.scaffold(rounds=2)
-    one = toy.go(plan, tmp_path / "one", devices="cuda", backend="loop", precision="fp64")
-    two = toy.go(plan, tmp_path / "two", devices="cuda:0,cuda:0", backend="auto", precision="fp64")
-    for name, value in one.state.shared["shared"].items():
-        torch.testing.assert_close(two.state.shared["shared"][name].cpu(), value.cpu(), rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize("name", methods.__all__)
+def test_two_workers_share_a_device(name: str, tmp_path: Path) -> None:
+    case = case_of(name)
+    (one, _), (two, notes) = (
+        go(case, name, tmp_path / backend, backend, precision="fp64", where=where)
+        for where, backend in (("cuda", "loop"), ("cuda:0,cuda:0", "auto"))
+    )
+    assert not [note for note in notes.told if "left out" in note]
+    for where, value in shared(one).items():
+        torch.testing.assert_close(shared(two)[where], value, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", methods.__all__)
+def test_a_stopped_run_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
+    """Rows and state come back from disk to the device that they lay on."""
+
+    class Stop(Notes):
+        def round(self, index: int, phase: str, seconds: float, value: float | None, bytes_total: int) -> None:
+            if index == 1:
+                raise KeyboardInterrupt
+
+    case = case_of(name)
+    whole, _ = go(case, name, tmp_path / "whole", "loop", precision="fp64")
+    plan, settings = case.plan(name), {"devices": "cuda", "backend": "loop", "precision": "fp64"}
+    with pytest.raises(KeyboardInterrupt):
+        case.toy.run(plan, tmp_path / "run", watcher=Stop(), **settings)
+    again = case.toy.run(plan, tmp_path / "run", resume=True, **settings)
+    for where, value in shared(whole).items():
+        torch.testing.assert_close(shared(again)[where], value, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])

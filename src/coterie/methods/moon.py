@@ -81,6 +81,9 @@ class Moon(FedAvg):
         if self.dim < 1:
             raise ValueError(f"dim must be at least 1, found {self.dim}. The paper projects to 256 numbers.")
 
+    def switched_off(self) -> str:
+        return "" if self.mu else "with mu = 0 the contrast counts for nothing, so this is FedAvg"
+
     def first_model(self, net: Net, key: Key) -> Tensors:
         like, d = next(iter(net.params.values())), net.num_features
         layers = linear_layer("projection.0", d, d, key, like) | linear_layer("projection.1", d, self.dim, key, like)

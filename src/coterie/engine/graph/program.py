@@ -17,18 +17,19 @@ from coterie.engine.recording import Track, Unrecordable
 from coterie.engine.step import optimizer, take_step
 from coterie.method import Examples, Net, Round, Train, Trained
 from coterie.randomness import Key
-from coterie.tensors import Groups, Tensors, clone_groups
+from coterie.tensors import Groups, Tensors, clone_groups, copied_to
 
 
 class Program:
     """Answers every Train of one signature, one after another; raises `Unrecordable` where that can't be done."""
 
     def __init__(self, ask: Train, net: Net) -> None:
+        self._device, self._dtype = place_of(ask.params)
         self._params = laid_out(clone_groups(ask.params), net)
-        self._buffers = clone_groups(ask.buffers)
-        self._refs = laid_out(clone_groups(ask.refs), net)
-        self._frozen = None if ask.frozen is None else {name: value.clone() for name, value in ask.frozen.items()}
-        self._device, self._dtype = place_of(self._params)
+        self._buffers = copied_to(self._device, ask.buffers)
+        # on the device all of them: a number that stayed with the processor would become part of the recording
+        self._refs = laid_out(copied_to(self._device, ask.refs), net)
+        self._frozen = None if ask.frozen is None else copied_to(self._device, {"": ask.frozen})[""]
         self._net = net
         self._ask = replace(  # the functions of the step, beside what they may not find elsewhere
             ask, params=self._params, buffers=self._buffers, refs=self._refs, frozen=self._frozen,

@@ -12,9 +12,9 @@ _WARM_UP = 2  # libraries choose their kernels and take their workspaces in the 
 
 
 class CudaGraph:
-    """Captures `step`. A graph holds raw addresses: who owns it keeps alive whatever the step reads and writes."""
+    """Captures `step`, after some rehearsals of it. A graph holds raw addresses: who owns it keeps alive what the step reads and writes."""
 
-    def __init__(self, step: Callable[[], None], device: torch.device) -> None:
+    def __init__(self, step: Callable[[], None], rehearse: Callable[[], None], device: torch.device) -> None:
         self._step = step
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device), _fastest_convolutions():
@@ -22,11 +22,12 @@ class CudaGraph:
             beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(beside):
                 for _ in range(_WARM_UP):
-                    step()
+                    rehearse()
             torch.cuda.current_stream().wait_stream(beside)
             torch.cuda.synchronize()
             # one pool for all: they are replayed one after another, and nothing in it outlives a replay
-            with torch.cuda.graph(self._graph, pool=_pool(torch.cuda.current_device())):
+            # thread_local: a checkpoint may be written by another thread meanwhile
+            with torch.cuda.graph(self._graph, pool=_pool(torch.cuda.current_device()), capture_error_mode="thread_local"):
                 step()
 
     def replay(self) -> None:

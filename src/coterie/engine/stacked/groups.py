@@ -42,7 +42,7 @@ def fill(groups_G: Groups, groups: Sequence[Groups], axes: Axes | None = None) -
             if axes and axes[group][name] is None:
                 value_G.copy_(groups[0][group][name].detach())
             else:
-                torch.stack([own[group][name].detach() for own in groups], out=value_G)
+                value_G.copy_(torch.stack([own[group][name].detach() for own in groups]))
 
 
 def row_of(groups_G: Groups, client: int) -> Groups:

@@ -21,7 +21,7 @@ from coterie.engine.stacked.steps import StackedStepper
 from coterie.engine.step import optimizer, turns_of
 from coterie.method import Net, Round, Train, Trained
 from coterie.randomness import words_of
-from coterie.tensors import Groups, Tensors
+from coterie.tensors import Groups, Tensors, copied_to
 
 
 class StackedProgram:
@@ -29,12 +29,12 @@ class StackedProgram:
 
     def __init__(self, asks: Sequence[Train], net: Net) -> None:
         self._ask, self._net, self._count = asks[0], net, len(asks)
+        self._device, self._dtype = place_of(asks[0].params)
         self._params_G = stacked([ask.params for ask in asks])
-        self._buffers_G = stacked([ask.buffers for ask in asks])
-        self._refs_G, self._refs_axes = expanded([ask.refs for ask in asks])
-        self._refs_G = {group: {n: v.detach().clone() for n, v in values.items()} for group, values in self._refs_G.items()}
-        self._frozen_G = stacked([{"frozen": ask.frozen or {}} for ask in asks])["frozen"]
-        self._device, self._dtype = place_of(self._params_G)
+        self._buffers_G = copied_to(self._device, stacked([ask.buffers for ask in asks]))
+        refs_G, self._refs_axes = expanded([ask.refs for ask in asks])
+        self._refs_G = copied_to(self._device, refs_G)
+        self._frozen_G = copied_to(self._device, stacked([{"frozen": ask.frozen or {}} for ask in asks]))["frozen"]
         self._steppers = {
             group: StackedStepper(group, values_G, optimizer(self._ask, group), len(asks)) for group, values_G in self._params_G.items()
         }

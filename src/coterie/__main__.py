@@ -1,4 +1,4 @@
-"""`python -m coterie.cli`."""
+"""`python -m coterie`."""
 
 import sys
 
