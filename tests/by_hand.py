@@ -28,11 +28,11 @@ def generator(seed: int, *path: int | str) -> np.random.Generator:
 
 
 def batches(
-    t: int, client: int, total: int, size: int, epochs: int, ask: str = "train", seed: int = 0, stream: str = "local"
+    t: int, client: int, total: int, size: int, epochs: int, ask: str = "train", seed: int = 0, stream: str = "local", nth: int = 0
 ) -> Iterator[Tensor]:
-    """Row numbers of every batch, the last one of each pass short."""
+    """Row numbers of every batch, the last one of each pass short; `nth` counts asks of the same name."""
     for epoch in range(epochs):
-        key = ("round", t, "client", client, ask, 0, "order", stream, epoch)
+        key = ("round", t, "client", client, ask, nth, "order", stream, epoch)
         order = torch.from_numpy(generator(seed, *key).permutation(total))
         for start in range(0, total, size):
             yield order[start : start + size]

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from coterie.data import SOURCES, load, pack_parquet_as_npz
-from coterie.data.ag_news import token_numbers, words
 from coterie.data.idx import read_idx
+from coterie.data.text import token_numbers, words
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -190,7 +190,7 @@ def test_ag_news_reads_both_layouts(tmp_path: Path) -> None:
     assert words("It #39;s fast\\and small") == ["it", "s", "fast", "and", "small"]
     tokens = load("ag_news", tmp_path, form="tokens", vocab=97, length=3).columns["x"]
     assert tokens.tolist()[1] == [1 + zlib.crc32(b"a") % 96, 1 + zlib.crc32(b"goal") % 96, 0]
-    assert token_numbers(["one two three four"], 97, 3).shape == (1, 3)
+    assert token_numbers(["one two three four"], 97, 3)[0].shape == (1, 3)
     (tmp_path / "part.csv").write_text('"5","New","chip"\n')
     with pytest.raises(ValueError, match=r"part.csv' is no AG News file: line 1 has the class '5'. Use rows of"):
         load("ag_news", tmp_path)

@@ -208,22 +208,35 @@ def test_closing_a_wrapped_run_closes_the_inner_one() -> None:
     assert closed == [True]
 
 
-def test_peek_shows_the_first_ask_and_leaves_nothing_running() -> None:
-    closed = []
+def peeked(run: Any, *, moves: str) -> Train:
+    found: Train = conclude(conduct(peek(run, moves=moves), context(), (Train, Sweep, Exchange), []))
+    return found
 
-    def run(first: Any) -> Generator[Any, Any, None]:
+
+def test_peek_shows_the_first_ask_that_moves_a_group_and_leaves_nothing_running() -> None:
+    closed, swept = [], []
+
+    def run(*asks: Any) -> Generator[Any, Any, None]:
         try:
-            yield from first
+            for each in asks:
+                swept.append((yield from each))
         finally:
             closed.append(True)
 
-    found = peek(run(ask(name="mine")), moves="shared")
-    assert found.name == "mine" and closed == [True]
-    with pytest.raises(ValueError, match=r"does not move 'head'\. Wrap a method that trains it first"):
-        peek(run(ask()), moves="head")
-    with pytest.raises(ValueError, match=r"asks nothing, so there is no ask that moves 'shared'"):
-        peek(({}, Message()), moves="shared")
-    assert closed == [True, True]
+    assert peeked(run(ask(name="mine")), moves="shared").name == "mine" and closed == [True] and not swept
+    look = Sweep(fn=rows_seen, params={}, streams={"local": {"x": torch.ones(3, 2)}}, gather="sum")
+    assert peeked(run(look, ask(name="mine")), moves="shared").name == "mine" and float(swept[0]["rows"]) == 3
+    with pytest.raises(ValueError, match=r"never moves 'head', so there is no such ask.* Wrap a method that trains it"):
+        peeked(run(ask()), moves="head")
+    with pytest.raises(ValueError, match=r"asks the server 'who' before it moves 'shared'"):
+        peeked(run(Exchange("who", Message()), ask()), moves="shared")
+    with pytest.raises(ValueError, match=r"never moves 'shared'"):
+        peeked(({}, Message()), moves="shared")
+    assert closed == [True] * 4
+
+
+def rows_seen(params: Groups, buffers: Groups, refs: Groups, batch: Any, net: Any) -> dict[str, Tensor]:
+    return {"rows": torch.tensor(float(len(batch["local"]["x"])))}
 
 
 def test_a_hook_without_asks_is_a_run_all_the_same() -> None:

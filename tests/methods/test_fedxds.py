@@ -17,7 +17,7 @@ from coterie.engine.run import run
 from coterie.engine.settings import Settings
 from coterie.engine.wire import Ledger
 from coterie.message import Message
-from coterie.method import SGD, Hub, Named, Round, Site, peek
+from coterie.method import SGD, Hub, Named, Round, Site
 from coterie.methods.fedavg import FedAvg, Supervised, Training
 from coterie.methods.fedxds import POOL, PoolLoss, Share, WithPool, fedxds
 from coterie.metrics import Classification
@@ -157,7 +157,7 @@ def test_one_pool_batch_per_local_batch_cycled_and_shuffled():
     net, pool = build(), pool_of()
     site = site_of(net, 1, public={POOL: pool})
     method = WithPool(FedAvg(training=Training(epochs=3, batch_size=4)))
-    ask = peek(method.client({}, down_of(net), site), moves="shared")
+    ask = next(method.client({}, down_of(net), site))
     SEEN.clear()
     got = answer(replace(ask, loss=PoolLoss(recording)), Context(net, ROUND, site.key))
     assert got.num_steps == 9 and len(SEEN) == 18
@@ -180,7 +180,7 @@ def test_the_loss_is_the_sum_of_two_cross_entropies():
     net, pool = build(), pool_of()
     x, y = client_data(0)
     site = site_of(net, 0, public={POOL: pool})
-    ask = peek(WithPool(FedAvg()).client({}, down_of(net), site), moves="shared")
+    ask = next(WithPool(FedAvg()).client({}, down_of(net), site))
     mask = torch.ones(len(x), dtype=torch.bool)
     batch = {"local": {"x": x, "y": y, "mask": mask}, POOL: {**pool, "mask": torch.ones(10, dtype=torch.bool)}}
     loss = ask.loss(ask.params, ask.buffers, ask.refs, batch, net)

@@ -6,8 +6,9 @@ from torch import nn
 
 from coterie.models.losses import CrossEntropy
 from coterie.models.net import EncoderHead, Net
-from coterie.models.nets import cnn2, mlp, resnet8, resnet10w, resnet18
+from coterie.models.nets import cnn2, mlp, resnet8, resnet10w, resnet18, resnet34
 from coterie.models.norm import BatchNorm
+from coterie.models.text import small_transformer, text_transformer
 
 
 def count(tensors):
@@ -21,6 +22,12 @@ def count(tensors):
         (lambda: cnn2(1, 28, 10), 582_026, 576_896, 0),
         # the table of spec/wire.md, section 1
         (lambda: resnet18(3, 10), 11_173_962, 11_168_832, 9_600),
+        (lambda: resnet18(3, 10, stem="tv"), 11_181_642, 11_176_512, 9_600),
+        (lambda: resnet34(3, 100), 21_328_292, 21_276_992, 17_024),
+        (lambda: text_transformer(4), 22_690_820, 22_688_768, 0),
+        (lambda: text_transformer(5), 22_691_333, 22_688_768, 0),
+        # 4096*64 + (64*192+192 + 64*64+64 + 64*128+128 + 128*64+64 + 4*64) (+ 64*4+4)
+        (lambda: small_transformer(4), 295_876, 295_616, 0),
         (lambda: resnet10w(3, 10), 4_903_242, 4_898_112, 5_760),
         (lambda: resnet10w(3, 62), 4_929_918, 4_898_112, 5_760),
         # 64*64 + 64 (+ 64*10 + 10)

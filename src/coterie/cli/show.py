@@ -52,6 +52,7 @@ SETTING_HELP = {
     "min_cohort": "a round with fewer returning clients is repeated",
     "max_attempts": "so many times, then the run stops",
     "norm_ratio": "an update this many times longer than the model is refused",
+    "record_messages": "keep what the server sees of so many first rounds, or of rounds 1,50, for coterie attack",
     "quiet": "no progress display",
 }
 

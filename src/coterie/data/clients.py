@@ -76,7 +76,7 @@ def make_population(
         central_test=None if table.central_test is None else table.central_test.whole(),
         public=dict(public or {}),
         partition=assignment.how,
-        findings=findings,
+        findings=findings + table.findings + (() if table.central_test is None else table.central_test.findings),
     )
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+_LONGEST_FIELD = 1 << 24  # csv stops at 131,072 characters, which some articles exceed
+
 
 def read_bytes(path: Path) -> bytes:
     try:
@@ -41,6 +43,7 @@ def read_json(path: Path) -> Any:
 
 def csv_rows(path: Path, *, skipinitialspace: bool = False) -> list[tuple[int, list[str]]]:
     """(line number, fields) of every line that is not empty; a field may hold commas and line breaks in quotes."""
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
     reader = csv.reader(io.StringIO(read_text(path), newline=""), skipinitialspace=skipinitialspace)
     rows = []
     try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -61,6 +61,13 @@ def cifar10(folder: Path, size: int | None = None) -> Table:
     return picture_table(folder, "cifar10", size)
 
 
+def cifar100(folder: Path, size: int | None = None, labels: Literal["fine", "coarse"] = "fine") -> Table:
+    """50,000 + 10,000 pictures of a hundred classes (or their twenty groups, "coarse"), 32x32, as `cifar10`."""
+    if labels not in ("fine", "coarse"):
+        raise ValueError(f"labels must be 'fine' or 'coarse', found '{labels}'. Use 'fine' for the hundred classes.")
+    return picture_table(folder, "cifar100", size, label="coarse_label" if labels == "coarse" else None)
+
+
 def tiny_imagenet(folder: Path, size: int | None = None) -> Table:
     """Pictures of 200 classes, 64x64 (Stanford CS231N), as a parquet folder; its `val` split becomes the central test set."""
     return picture_table(folder, "tiny_imagenet", size)
@@ -76,7 +83,7 @@ def picture_table(
     `image` and `label` name the columns where their metadata, names and types leave a choice.
     """
     packed = folder.is_file() and folder.suffix != ".parquet"
-    if folder.is_dir() and not _split_files(folder, "train"):
+    if folder.is_dir() and not split_files(folder, "train"):
         packed = any(folder.glob("*.npz"))
     splits = _read_npz(the_npz(folder, _PACK)) if packed else _read_parquet_folder(folder, image, label)
     test = None
@@ -133,7 +140,7 @@ def _read_npz(path: Path) -> dict[str, _Split]:
     return found
 
 
-def _split_files(folder: Path, stem: str) -> list[Path]:
+def split_files(folder: Path, stem: str) -> list[Path]:
     """`train*.parquet` anywhere below, or every parquet file of folders named `train*`; all shards must be there."""
     if folder.is_file():
         return [folder] if stem == "train" else []
@@ -155,13 +162,13 @@ def _split_files(folder: Path, stem: str) -> list[Path]:
 
 
 def _read_parquet_folder(folder: Path, image: str | None = None, label: str | None = None) -> dict[str, _Split]:
-    train = _split_files(folder, "train")
+    train = split_files(folder, "train")
     if not train:
         raise ValueError(f"Folder '{folder}' has no 'train*.parquet'. Put a data set in Hugging Face's parquet layout there.")
     names = _class_file(folder)
     rows = {"train": _read_parquet(train, names, image, label)}
     for stem in _TEST_FILES:
-        files = _split_files(folder, stem)
+        files = split_files(folder, stem)
         found = _read_parquet(files, names, image, label) if files else None
         if found and not all(value == _UNLABELLED for value in found.labels):
             rows["test"] = found
@@ -181,13 +188,13 @@ def _read_parquet_folder(folder: Path, image: str | None = None, label: str | No
 
 
 def _read_parquet(paths: Sequence[Path], names: tuple[str, ...], image: str | None, label: str | None) -> _Rows:
-    parquet = _pyarrow()
+    parquet = pyarrow_parquet()
     files: list[Any] = []
     labels: list[Any] = []
     classes = names
     chosen: tuple[str, str] | None = None
     for path in paths:
-        with _named_errors(path):
+        with named_errors(path):
             schema = parquet.read_schema(path)
             features = _features(schema.metadata)
             kinds = {name: str(schema.field(name).type) for name in dict.fromkeys(schema.names)}
@@ -202,7 +209,7 @@ def _read_parquet(paths: Sequence[Path], names: tuple[str, ...], image: str | No
         classes = classes or told
         if "binary" not in kinds[chosen[0]]:
             raise ValueError(f"Column '{chosen[0]}' of '{path}' holds {kinds[chosen[0]]}, no picture files. Choose one with image=NAME.")
-        with _named_errors(path), parquet.ParquetFile(path) as opened:
+        with named_errors(path), parquet.ParquetFile(path) as opened:
             table = opened.read(columns=list(chosen), use_threads=False)
             for part in table.column(chosen[0]).chunks:
                 files += (part.field("bytes") if kinds[chosen[0]].startswith("struct") else part).to_pylist()
@@ -221,7 +228,7 @@ def _read_parquet(paths: Sequence[Path], names: tuple[str, ...], image: str | No
 
 
 @contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
+def named_errors(path: Path) -> Iterator[None]:
     """Damage gives any of pyarrow's many errors; each becomes one sentence that names the file."""
     try:
         yield
@@ -288,7 +295,7 @@ def _class_file(folder: Path) -> tuple[str, ...]:
     return tuple(named[number] for number in range(len(named)))
 
 
-def _pyarrow() -> ModuleType:
+def pyarrow_parquet() -> ModuleType:
     try:
         import pyarrow.parquet
     except ImportError as error:

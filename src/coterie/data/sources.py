@@ -16,7 +16,8 @@ from coterie.data.femnist import femnist
 from coterie.data.idx import fashion_mnist, mnist
 from coterie.data.image_folder import faces, image_folder
 from coterie.data.leaf import leaf
-from coterie.data.parquet import cifar10, picture_table, tiny_imagenet
+from coterie.data.parquet import cifar10, cifar100, picture_table, tiny_imagenet
+from coterie.data.sogou_news import sogou_news
 from coterie.data.table import Table
 
 
@@ -37,10 +38,12 @@ SOURCES: dict[str, Source] = {
     "fashion_mnist": Source(fashion_mnist, "fashion_mnist", "70,000 grey pictures of clothes 28x28, idx files"),
     "mnist": Source(mnist, "mnist", "70,000 handwritten digits 28x28, idx files"),
     "cifar10": Source(cifar10, "cifar10", "60,000 colour pictures 32x32 of 10 classes, parquet or one .npz"),
+    "cifar100": Source(cifar100, "cifar100", "60,000 colour pictures 32x32 of 100 classes, parquet or one .npz"),
     "tiny_imagenet": Source(tiny_imagenet, "tiny_imagenet", "colour pictures 64x64 of 200 classes, parquet"),
     "faces": Source(faces, "faces", "real and generated faces by method and domain, pictures with an index"),
     "femnist": Source(femnist, "femnist", "handwritten characters 28x28 of 62 classes by writer, one .npz"),
-    "ag_news": Source(ag_news, "ag_news", "news articles of 4 classes, csv; hashed bags of words or token numbers"),
+    "ag_news": Source(ag_news, "ag_news", "news articles of 4 classes, csv or parquet; hashed bags of words or token numbers"),
+    "sogou_news": Source(sogou_news, "sogou_news", "news articles of 5 classes in Pinyin, csv or parquet; token numbers"),
     "leaf": Source(leaf, "leaf", "any data set in LEAF's JSON, by user"),
     "image_folder": Source(image_folder, "image_folder", "any folder of pictures with an index.csv (path, label, ...)"),
     "parquet": Source(picture_table, "parquet", "any picture data set in Hugging Face's parquet layout"),

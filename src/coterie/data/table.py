@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.data.examples import View
+from coterie.data.examples import Finding, View
 from coterie.tensors import Tensors
 
 Column: TypeAlias = NDArray[Any]
@@ -44,6 +44,7 @@ class Table:
     meta: Mapping[str, Column] = field(default_factory=dict)
     decode: Callable[[Tensors], Tensors] | None = None
     central_test: Table | None = None
+    findings: tuple[Finding, ...] = ()  # what should be known of how it was read
 
     def __post_init__(self) -> None:
         if not self.columns.get("y", torch.zeros(1)).numel():
@@ -142,4 +143,4 @@ class Table:
         meta = {name: np.concatenate([self.meta[name], test.meta[name]]) for name in self.meta if name in test.meta}
         meta.setdefault("split", np.repeat(np.array(["train", "test"]), [len(self), len(test)]))
         columns = {name: torch.cat([self.columns[name], test.columns[name]]) for name in self.columns}
-        return replace(self, columns=columns, meta=meta, central_test=None)
+        return replace(self, columns=columns, meta=meta, central_test=None, findings=self.findings + test.findings)

@@ -30,7 +30,10 @@ def describe(
         **({"leak_check": leaks} if leaks else {}),  # none may also mean that nobody checked, which only the caller knows
         **about,
         "methods": [
-            {"phase": p.name, "name": method_name(p.method), "rounds": p.rounds, "cohort": repr(p.cohort), "knobs": knobs(p.method)}
+            {
+                "phase": p.name, "name": method_name(p.method), "rounds": p.rounds, "cohort": repr(p.cohort), "knobs": knobs(p.method),
+                **({"switched_off": off} if (off := p.method.switched_off()) else {}),
+            }
             for p in world.plan
         ],
         "buffers": next((found for p in world.plan if (found := buffers_of(p.method))), None),

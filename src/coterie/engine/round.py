@@ -19,7 +19,8 @@ from coterie.engine.client import Failure, Finished, failure
 from coterie.engine.round_result import RoundResult, Rules, TooFew
 from coterie.engine.rows import hub_of, row_of, with_server_rows
 from coterie.engine.secure import SecureRound
-from coterie.engine.wire import Ledger
+from coterie.engine.transcript import Tape
+from coterie.engine.wire import Ledger, Way
 from coterie.message import Message, Slot
 from coterie.method import Exchange, Method, Nobody, Round, Sweep, Train, as_run
 from coterie.privacy.clipping import BIT
@@ -38,7 +39,7 @@ class RoundRunner:
     def __init__(
         self, world: World, backend: Backend, rules: Rules, round: Round, state: ServerState,
         rows: Mapping[ClientId, Groups], fresh: frozenset[ClientId], delivered: Mapping[str, set[ClientId]],
-        *, attempt: int, evaluate_local: frozenset[ClientId],
+        *, attempt: int, evaluate_local: frozenset[ClientId], tape: Tape | None = None,
     ) -> None:  # fmt: skip
         self.world = world
         self.backend = backend
@@ -59,6 +60,7 @@ class RoundRunner:
         self.fresh = fresh  # clients whose row may lack groups of this phase's method
         self.attempt = attempt
         self.evaluate_local = evaluate_local
+        self.tape = tape
         self.state = with_server_rows(self.method, state, round.cohort, self.hub)
         self.noise = rules.guards.source(round.index)
         self.downs: dict[ClientId, Message] = {}
@@ -93,6 +95,7 @@ class RoundRunner:
             returned.append(client)
             if self.secure is None:
                 fold.add(message, client)
+                self._record("up", client, message)
             if client in self.silenced:
                 continue
             own = {name: group for name, group in message.groups.items() if name != BIT and self.slots[name].reduce == "each"}
@@ -126,7 +129,9 @@ class RoundRunner:
                 f"but {self.world.reduce} needs {self.world.reduce.fewest}.", result,
             )  # fmt: skip
         if self.secure is not None:
-            fold.add(self.secure.close())
+            summed = self.secure.close()
+            fold.add(summed)
+            self._record("up", None, summed)
         result.state = self._absorb(self._without_bits(fold.result()), each)
         return result
 
@@ -206,6 +211,7 @@ class RoundRunner:
             down = self.method.send(self.state, client, self.hub)
             self.downs[client] = down
             self.result.ledger.count("down", down)
+            self._record("down", client, down)
             if self.rules.guards.follows:
                 self.result.ledger.count("down", _CLIP_TOLD)
             for name, content in self.state.public.items():
@@ -222,6 +228,10 @@ class RoundRunner:
                 client, self.round, row, down, self.state.public, self.attempt,
                 evaluate=client in self.evaluate_local, kinds={name: slot.kind for name, slot in self.slots.items()},
             )  # fmt: skip
+
+    def _record(self, way: Way, client: ClientId | None, message: Message, exchange: str | None = None) -> None:
+        if self.tape is not None:
+            self.tape.note(way, client, message, exchange)
 
     def row(self, client: ClientId) -> Groups:
         return row_of(self.world, self.method, self.rows, client, self.round, self.state, fresh=client in self.fresh)
@@ -305,10 +315,13 @@ class RoundRunner:
             except Refused as refused:
                 replies[client] = Failure(str(refused))
             self.result.ledger.count("up", arrived.get(client, ask.message), exchange=ask.name)
+            if client in arrived:
+                self._record("up", client, arrived[client], exchange=ask.name)
         self.state, answers = self.method.answer(self.state, name, arrived, self.hub)
         for client in arrived:
             if client in answers:
                 self.result.ledger.count("down", answers[client], exchange=name)
+                self._record("down", client, answers[client], exchange=name)
                 replies[client] = answers[client]
             else:
                 replies[client] = Failure(f"got no answer to the exchange '{name}'.")

@@ -32,6 +32,7 @@ from coterie.engine.settings import Settings
 from coterie.engine.spending import Account
 from coterie.engine.summary import summarise_run
 from coterie.engine.switch import Switch
+from coterie.engine.transcript import Recorder
 from coterie.engine.watcher import Silent, Watcher
 from coterie.engine.wire import WAYS
 from coterie.method import Phase, Plan, Round
@@ -83,6 +84,7 @@ class Runner:
         self.total = sum(phase.rounds for phase in plan)
         self.path = path
         self.folder = RunFolder(path, list(metric.directions))
+        self.recorder = Recorder(path, settings.record_messages)
         limit = None if settings.row_memory_mb is None else int(settings.row_memory_mb * 1e6)
         self.store = CheckpointStore(path / "checkpoint", limit, device)
         self.state = ServerState({}, self.store.server)
@@ -108,6 +110,7 @@ class Runner:
         else:
             self.path.mkdir(parents=True, exist_ok=True)
             self.folder.begin()
+        self.recorder.begin(self.progress.round)
         self.account.load(self.progress.attempts)
         if self.progress.round < self.total:
             (self.path / "summary.json").unlink(missing_ok=True)  # of a run with fewer rounds, which now goes on
@@ -179,6 +182,7 @@ class Runner:
             "kept_bytes": result.kept_bytes, **told_of(result.tampered), **({"clip": used_clip} if self.guards.follows else {}),
             **({"secure_sum": result.secure} if result.secure else {}), **spent,
         }])  # fmt: skip
+        self.recorder.commit()
         self.folder.clients(client_rows(scores, self.world.population, index + 1))
         self.progress.round = index + 1
         self.progress.seconds.append(seconds)
@@ -223,7 +227,7 @@ class Runner:
             delivered = lost[-1].result.delivered if lost else self.progress.delivered
             runner = RoundRunner(
                 self.world, backend, rules, round, state, self.store.clients, fresh, delivered,
-                attempt=attempt, evaluate_local=local,
+                attempt=attempt, evaluate_local=local, tape=self.recorder.tape(index, phase.name, attempt),
             )  # fmt: skip
             ticket = self.account.begin(self.account.planned(index + 1, phase.cohort, cohort, runner.slots))
             try:

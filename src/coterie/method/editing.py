@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Generator
 from typing import Any
 
-from coterie.method.asks import Ask, Train
+from coterie.method.asks import Ask, Exchange, Train
 from coterie.method.hooks import ClientRun
 from coterie.tensors import Groups
 
@@ -71,15 +71,21 @@ class editing:
         return isinstance(ask, Train) and self._moves in ask.params and self._named in (None, ask.name)
 
 
-def peek(run: Any, *, moves: str) -> Train:
-    """The first ask of a run that moves this group; the run is closed and must be started again."""
-    run = as_run(run)
+def peek(run: Any, *, moves: str) -> Generator[Ask, Any, Train]:
+    """The first ask of a run that moves this group, by `ask = yield from peek(...)`; what the run asks before is asked.
+
+    The run is closed, and must be started again.
+    """
+    run, answer = as_run(run), None
     try:
-        ask = next(run)
+        while True:
+            ask: Ask = run.send(answer)
+            if isinstance(ask, Train) and moves in ask.params:
+                return ask
+            if isinstance(ask, Exchange):
+                raise ValueError(f"This client run asks the server '{ask.name}' before it moves '{moves}', which may happen only once.")
+            answer = yield ask
     except StopIteration:
-        raise ValueError(f"This client run asks nothing, so there is no ask that moves '{moves}' to look at.") from None
+        raise ValueError(f"This client run never moves '{moves}', so there is no such ask to look at. Wrap a method that trains it.") from None
     finally:
         run.close()
-    if not (isinstance(ask, Train) and moves in ask.params):
-        raise ValueError(f"The first ask of this client run does not move '{moves}'. Wrap a method that trains it first.")
-    return ask

@@ -58,6 +58,10 @@ class Hub:
 class Method(ABC):
     """A federated method: a frozen dataclass of hyperparameters and these hooks, all without side effects."""
 
+    def switched_off(self) -> str:
+        """Says so where a hyperparameter's value takes away what makes this method different; "" elsewhere."""
+        return ""
+
     def slots(self, hub: Hub) -> Mapping[str, Slot]:
         """What a client may send; with an exchange, under "<exchange>/<group>". Anything else is refused at the border."""
         return {}
@@ -108,6 +112,9 @@ class Wrapper(Method):
     """A method around another: what it does not say, the inner one does. It keeps its own rows and slots by name."""
 
     inner: Method
+
+    def switched_off(self) -> str:
+        return self.inner.switched_off()
 
     def slots(self, hub: Hub) -> Mapping[str, Slot]:
         return self.inner.slots(hub)

@@ -49,6 +49,9 @@ class Ditto(FedAvg):
         if self.personal_epochs is not None and self.personal_epochs < 1:
             raise ValueError(f"personal_epochs must be at least 1, found {self.personal_epochs}. Use 1 or more.")
 
+    def switched_off(self) -> str:
+        return "" if self.lam else "with lam = 0 the personal models are those of Local, and hear nothing of the others"
+
     def client_row(self, site: Site) -> Groups:
         return {**super().client_row(site), "personal": site.net.params, "personal_buffers": site.net.buffers}
 

@@ -200,7 +200,7 @@ class FedAvg(Method):
             return None
         return predictor({"shared": state.shared["shared"]}, state.shared.get("buffers", {}))
 
-    def personal(self, mine: Groups, down: Message, site: Site) -> Predictor | PersonalRun:
+    def personal(self, mine: Groups, down: Message, site: Site) -> Predictor | PersonalRun | None:
         params = {"shared": down["shared"]}
         if mine.get("private"):
             params["private"] = mine["private"]

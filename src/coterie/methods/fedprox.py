@@ -60,6 +60,10 @@ class Proximal(Wrapper):
         object.__setattr__(self, "mu", mu)
         object.__setattr__(self, "inner", inner)
 
+    def switched_off(self) -> str:
+        off = "" if self.mu else "with mu = 0 nothing is pulled, so this is the method without FedProx"
+        return off or self.inner.switched_off()
+
     def client(self, mine: Groups, down: Message, site: Site) -> ClientRun:
         run: ClientRun = as_run(self.inner.client(mine, down, site))
         if self.mu > 0.0:

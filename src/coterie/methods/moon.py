@@ -58,7 +58,7 @@ class MoonLoss:
             features, _ = net.encode(refs[name], refs.get(f"{name}_buffers", {}), columns, train=False)
             return (own * projected(refs[name], features)).sum(1)
 
-        contrast = F.softplus((similarity("previous") - similarity("received")) / self.tau)  # (3)
+        contrast = F.softplus((similarity("previous") - similarity("global")) / self.tau)  # (3)
         contrast = masked_mean(contrast, columns["mask"])
         metrics = {**metrics, "contrast": contrast.detach()}
         return Loss(value + self.mu * contrast, {"buffers": after} if buffers else {}, metrics)  # (4)
@@ -81,6 +81,9 @@ class Moon(FedAvg):
         if self.dim < 1:
             raise ValueError(f"dim must be at least 1, found {self.dim}. The paper projects to 256 numbers.")
 
+    def switched_off(self) -> str:
+        return "" if self.mu else "with mu = 0 the contrast counts for nothing, so this is FedAvg"
+
     def first_model(self, net: Net, key: Key) -> Tensors:
         like, d = next(iter(net.params.values())), net.num_features
         layers = linear_layer("projection.0", d, d, key, like) | linear_layer("projection.1", d, self.dim, key, like)
@@ -97,7 +100,7 @@ class Moon(FedAvg):
     def ask(self, mine: Groups, down: Message, site: Site) -> Train:
         current = self.buffers_of(mine, down)
         refs = {
-            "received": down["shared"], "received_buffers": current,
+            "global": down["shared"], "global_buffers": current,
             "previous": mine["previous"] or down["shared"], "previous_buffers": mine["previous_buffers"] or current,
         }  # fmt: skip
         loss = MoonLoss(self.mu, self.tau, running_statistics=self.buffers == "server")

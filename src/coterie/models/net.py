@@ -7,7 +7,7 @@ silently using an old one.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -185,6 +185,12 @@ class Net:
         other._plain = other._modes[True]
         other._ties = {**self._ties, **_ties_of(grown)}
         return other
+
+    def with_head(self, change: Callable[[nn.Module], nn.Module]) -> Net:
+        """The same encoder under another head, which `change` makes of this one."""
+        module = self.bind(self.params, self.buffers)
+        assert isinstance(self._split(), EncoderHead) and isinstance(module, EncoderHead)
+        return Net(EncoderHead(module.encoder, change(module.head), self.num_features), self._loss, inputs=self._inputs)
 
     def _split(self, train: bool = False) -> EncoderHead:
         module = self._modes[train]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import cast
+from typing import Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from coterie.models.losses import CrossEntropy
 from coterie.models.net import EncoderHead, Net, TaskLoss
 from coterie.models.norm import BatchNorm
+
+Stem = Literal["cifar", "tv"]
 
 
 def mlp(inputs: int, num_classes: int, hidden: tuple[int, ...] = (64,), loss: TaskLoss = CrossEntropy()) -> Net:
@@ -83,10 +85,17 @@ class GlobalPool(nn.Module):
         return F.adaptive_avg_pool2d(x, 1).flatten(1)
 
 
-def resnet(channels: int, num_classes: int, widths: tuple[int, ...], depths: tuple[int, ...], loss: TaskLoss) -> Net:
-    """Residual net with the CIFAR stem: 3x3, stride 1, no pooling."""
+def resnet(
+    channels: int, num_classes: int, widths: tuple[int, ...], depths: tuple[int, ...], loss: TaskLoss, stem: Stem = "cifar"
+) -> Net:
+    """Residual net with the CIFAR stem (3x3, stride 1, no pooling), or with that for large pictures, as torchvision has it ("tv")."""
+    if stem not in ("cifar", "tv"):
+        raise ValueError(f"stem must be cifar or tv, found '{stem}'. Use 'cifar' for pictures of 32x32, 'tv' for 224x224.")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    layers["stem"] = nn.Sequential(nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False), BatchNorm(widths[0]), nn.ReLU())
+    first: list[nn.Module] = [nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False), BatchNorm(widths[0]), nn.ReLU()]
+    if stem == "tv":
+        first = [nn.Conv2d(channels, widths[0], 7, 2, 3, bias=False), *first[1:], nn.MaxPool2d(3, 2, 1)]
+    layers["stem"] = nn.Sequential(*first)
     inputs = widths[0]
     for stage, (width, depth) in enumerate(zip(widths, depths, strict=True), 1):
         blocks = []
@@ -108,6 +117,11 @@ def resnet10w(channels: int, num_classes: int, loss: TaskLoss = CrossEntropy()) 
     return resnet(channels, num_classes, (64, 128, 256, 512), (1, 1, 1, 1), loss)
 
 
-def resnet18(channels: int, num_classes: int, loss: TaskLoss = CrossEntropy()) -> Net:
-    """64-128-256-512, two blocks each (11,173,962 parameters with 10 classes)."""
-    return resnet(channels, num_classes, (64, 128, 256, 512), (2, 2, 2, 2), loss)
+def resnet18(channels: int, num_classes: int, loss: TaskLoss = CrossEntropy(), stem: Stem = "cifar") -> Net:
+    """64-128-256-512, two blocks each (11,173,962 parameters with 10 classes, 11,181,642 with stem="tv")."""
+    return resnet(channels, num_classes, (64, 128, 256, 512), (2, 2, 2, 2), loss, stem)
+
+
+def resnet34(channels: int, num_classes: int, loss: TaskLoss = CrossEntropy(), stem: Stem = "cifar") -> Net:
+    """64-128-256-512, 3, 4, 6 and 3 blocks (21,328,292 parameters with 100 classes)."""
+    return resnet(channels, num_classes, (64, 128, 256, 512), (3, 4, 6, 3), loss, stem)

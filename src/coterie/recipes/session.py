@@ -14,6 +14,7 @@ from coterie.attacks.poison import Attack
 from coterie.data.examples import Finding, Population, View, whole
 from coterie.engine.check import check, check_history
 from coterie.engine.folder import write_json
+from coterie.engine.record import knobs
 from coterie.engine.run import Finish, placed, run
 from coterie.engine.settings import Settings
 from coterie.method import Plan
@@ -26,7 +27,7 @@ from coterie.recipes.folders import RECIPE_FILE, claim, default_folder, give_bac
 from coterie.reduce.mean import Mean
 from coterie.reduce.seam import Reduce
 from coterie.report.progress import Progress
-from coterie.report.records import read_lines
+from coterie.report.records import knob_words, read_lines
 
 
 class Rehearsed(Exception):
@@ -98,6 +99,10 @@ class Session:
                 if finding.level != "note" and finding not in self.told:
                     progress.note(f"Leak check: {finding.text}.")
                     self.told.add(finding)
+            for phase in plan:
+                progress.note(f"{phase.name}: {knob_words(knobs(phase.method))}")
+                if off := phase.method.switched_off():
+                    progress.note(f"Mind: {off}.")
             if self.resume and rounds_finished(path) == rounds:
                 progress.note(f"finished already, {rounds} rounds")
             finish = run(

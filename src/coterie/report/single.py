@@ -176,6 +176,8 @@ def _setup(run: Run) -> str:
         parts.append(
             f"<h3>{markup.escape(title)}</h3>{markup.paragraph(', '.join(filter(None, facts)), 'note') if facts else ''}"
         )
+        if off := text(phase, "switched_off"):
+            parts.append(markup.paragraph(f"Mind: {off}."))
         parts.append(knob_list(record(phase, "knobs")) or markup.paragraph("No knobs.", "note"))
     values = record(run.info, "values")
     parts.append(f"<h3>Values of the recipe</h3>{knob_list(values)}" if values else "")
