@@ -20,7 +20,7 @@ NEW = ("--out", "parent/new")
 
 # words after `coterie`, and what the line must say: the value found, and what to do about it
 CALLS = {
-    "frobnicate": ["Unknown command 'frobnicate'", "Use one of: compare, data, list, privacy, report, run, sweep"],
+    "frobnicate": ["Unknown command 'frobnicate'", "Use one of: attack, compare, data, list, privacy, report, run, sweep"],
     "lst": ["Unknown command 'lst'", "Did you mean 'list'?"],
     "list --all": ["Unknown option '--all'", "There are none"],
     "run quickstrat": ["Unknown recipe 'quickstrat'", "Did you mean 'quickstart'?"],

@@ -62,7 +62,7 @@ def test_a_pool_of_1_or_2_workers_gives_the_loops_numbers(tmp_path: Path) -> Non
             assert (pool.path / log).read_bytes() == (loop.path / log).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["fable", "fl_gap", "fedxds", "privfedtalk"])
+@pytest.mark.parametrize("name", ["fable", "fedala", "feddbe", "fl_gap", "fedxds", "privfedtalk"])
 def test_a_pool_carries_anchors_server_rows_and_public_content(name: str, play_of: Callable[[str], Play], tmp_path: Path) -> None:
     """What the plan above does not have: sweeps, subsets of groups, content that is published once, training at the server."""
     finish = again(name, tmp_path / "pool", backend="pool", workers=2)

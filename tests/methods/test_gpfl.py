@@ -1,5 +1,7 @@
 """GPFL against plain loops: contexts, valve, class embeddings."""
 
+import math
+
 import pytest
 import torch
 import toy
@@ -10,6 +12,7 @@ from coterie import methods
 from coterie.method import SGD, Hub, Round
 from coterie.methods.fedavg import Training
 from coterie.methods.gpfl import Gpfl
+from coterie.models.nets import resnet18
 from coterie.randomness import Key
 
 D, C = 5, toy.CLASSES
@@ -96,6 +99,14 @@ def test_first_values_are_torchs_own():
     assert float(w["cov.gamma.linear.weight"].abs().max()) <= 1 / 8 and float(w["cov.beta.linear.weight"].var()) == pytest.approx(1 / 192, rel=0.1)
     assert not torch.equal(w["cov.gamma.linear.weight"], w["cov.beta.linear.weight"])
     assert bool((w["cov.gamma.norm.weight"] == 1).all()) and not bool(w["cov.beta.norm.bias"].any())
+
+
+def test_a_resnet18_sends_what_the_formula_says():
+    """Wire 4's fixture: 4 (11,168,832 + 5,120 + 527,360) + 8 bytes up, without batch-norm statistics."""
+    method = Gpfl(buffers="local")
+    slots = method.slots(Hub(Round(0, 1, "train", 0, 1, (), 4), resnet18(3, 10), Key(0, ("server", 0))))
+    assert set(slots) == {"shared"}
+    assert 4 * sum(math.prod(shape) for shape, _ in slots["shared"].spec.values()) + 8 == 46_805_256
 
 
 def test_bad_values_are_refused_with_a_cure():

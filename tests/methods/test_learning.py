@@ -116,3 +116,16 @@ def test_control_variates_help_where_local_steps_drift_apart(tmp_path: Path) -> 
     training = Training(optim=SGD(lr=0.1), epochs=4, batch_size=25)
     score = {name: accuracy(name, world, plain_net(), tmp_path, 20, training, model="global") for name in ("fedavg", "scaffold")}
     assert score["scaffold"] > score["fedavg"] + 0.04
+
+
+@pytest.mark.parametrize("name", ["fedas", "fedper_linear"])
+def test_heads_of_ones_own_serve_labels_that_differ(name: str, tmp_path: Path) -> None:
+    """Twelve rounds; guessing gives 0.1, and one model for all less than 0.25."""
+    world, training = population(equal_rows(), TRAIN, own_labels), Training(optim=SGD(lr=0.3), epochs=2, batch_size=16)
+    assert accuracy(name, world, plain_net(), tmp_path, 12, training) > 0.35
+
+
+def test_mixing_in_ones_own_last_layer_serves_labels_that_differ(tmp_path: Path) -> None:
+    world, training = population(equal_rows(), TRAIN, own_labels), Training(optim=SGD(lr=0.3), epochs=2, batch_size=16)
+    score = {name: accuracy(name, world, plain_net(), tmp_path, 30, training) for name in ("fedavg", "fedala")}
+    assert score["fedala"] > score["fedavg"] + 0.05

@@ -21,6 +21,7 @@ COMMANDS = {
     "data": "inspect, check, partition, build leaf: a data set and its clients",
     "compare": "a table of finished runs with significance",
     "report": "write report.html again",
+    "attack": "inversion: what the recorded Messages of a run give away",
     "privacy": "plan, account, audit: noise for a promise, what a run has spent, what can be shown against it",
 }
 
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     handlers: dict[str, Callable[[list[str]], int]] = {
         "run": run_command, "sweep": sweep_command, "list": list_command, "data": data_command, "compare": compare_command,
-        "report": report_command, "privacy": privacy_command,
+        "report": report_command, "privacy": privacy_command, "attack": attack_command,
     }  # fmt: skip
     try:
         if command not in handlers:
@@ -161,6 +162,12 @@ def privacy_command(words: list[str]) -> int:
     if name not in commands:
         raise ValueError(f"Unknown command 'privacy {name}'. {nearest(name, list(commands))}")
     return commands[name][0](rest)
+
+
+def attack_command(words: list[str]) -> int:
+    from coterie.cli import attack
+
+    return attack.attack_command(words)
 
 
 def compare_command(words: list[str]) -> int:

@@ -11,12 +11,13 @@ most of its way to go. A start that ends in NaN is drawn again. Sigmoid nets onl
 from __future__ import annotations
 
 from coterie.attacks.inversion.guesses import Forward, WholeNet
-from coterie.attacks.inversion.matching import Attempt, Told, lbfgs
+from coterie.attacks.inversion.matching import Attempt, Distance, Told, lbfgs, squared
 from coterie.attacks.inversion.observed import Observed
 
 
 def dlg(
-    forward: Forward, observed: Observed, *, iterations: int = 300, restarts: int = 3, seed: int = 0, told: Told | None = None
-) -> Attempt:
+    forward: Forward, observed: Observed, *, iterations: int = 300, restarts: int = 3, distance: Distance = squared, seed: int = 0,
+    told: Told | None = None,
+) -> Attempt:  # fmt: skip
     """DLG on a message of the whole net; `forward` gives logits."""
-    return lbfgs(WholeNet(forward, observed), observed, iterations=iterations, restarts=restarts, seed=seed, told=told)
+    return lbfgs(WholeNet(forward, observed), observed, iterations=iterations, restarts=restarts, distance=distance, seed=seed, told=told)

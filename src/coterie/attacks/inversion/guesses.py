@@ -28,7 +28,6 @@ Forward: TypeAlias = Callable[[Tensors, Tensor], Tensor]
 """(weights, pictures) -> logits, or features where only the encoder is exchanged."""
 
 _SMALLEST_NORM = 1e-8
-_COTANGENT = 0.1  # the size of v' at the start; v = H^T (p - y) is of this order for usual heads
 
 
 class Guess(Protocol):
@@ -147,20 +146,23 @@ class KnownAnchors(_Base):
 class FreeCotangent(_Base):
     """L4: whatever head and anchors there are, they enter only through v = dL/dz (FB-D10): so v' itself is varied.
 
+    v' is counted in units of `unit`, with which a random start has a gradient as long as the observed one: v' and x' then move on one
+    scale, whatever head there is (FABLE's v is a thousandth of FedPer's at first).
+
     With `orthogonal` the part of v' along z' is taken out, because FABLE's v is orthogonal to z for every sample.
     """
 
     features: int
     orthogonal: bool = False
+    unit: float = 1.0
 
     def start(self, generator: Generator) -> Tensors:
-        v = _COTANGENT * self.normal(generator, self.observed.pictures, self.features)
-        return {"x": self.pictures(generator), "v": v}
+        return {"x": self.pictures(generator), "v": self.normal(generator, self.observed.pictures, self.features)}
 
     def gradient(self, variables: Tensors) -> Tensors:
         weights = self.tracked()
         z = self.forward(weights, variables["x"])
-        v = variables["v"]
+        v = self.unit * variables["v"]
         if self.orthogonal:
             along = direction(self.forward(self.observed.params, variables["x"]))  # of z', but with no slope in the weights
             v = v - (v * along).sum(1, keepdim=True) * along

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from coterie.attacks.inversion.guesses import Forward, WholeNet
-from coterie.attacks.inversion.matching import Attempt, Told, lbfgs
+from coterie.attacks.inversion.matching import Attempt, Distance, Told, lbfgs, squared
 from coterie.attacks.inversion.observed import Observed
 from coterie.tensors import Tensors
 
@@ -29,13 +29,14 @@ def label_of(gradient: Tensors) -> Tensor:
 
 
 def idlg(
-    forward: Forward, observed: Observed, *, iterations: int = 300, restarts: int = 3, seed: int = 0, told: Told | None = None
-) -> Attempt:
+    forward: Forward, observed: Observed, *, iterations: int = 300, restarts: int = 3, distance: Distance = squared, seed: int = 0,
+    told: Told | None = None,
+) -> Attempt:  # fmt: skip
     """DLG with the label read off first; for one picture. `forward` gives logits."""
     if observed.pictures != 1:
         raise ValueError(f"iDLG reads the label of one picture, found a batch of {observed.pictures}. Use dlg or inverting.")
     guess = WholeNet(forward, observed, label_of(observed.gradient))
-    return lbfgs(guess, observed, iterations=iterations, restarts=restarts, seed=seed, told=told)
+    return lbfgs(guess, observed, iterations=iterations, restarts=restarts, distance=distance, seed=seed, told=told)
 
 
 def known_labels(gradient: Tensors, pictures: int) -> Tensor | None:
