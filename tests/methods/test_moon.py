@@ -7,9 +7,11 @@ from by_hand import B2, W2, batches, cross_entropy, descend, farthest, features,
 from cases import BUFFER_CHANGES, COMMON_CHANGES, ROTA, Case, Rota, Toy, clients_of, every_round, norm_net
 
 from coterie import methods
-from coterie.method import SGD, Hub, Round
-from coterie.methods.fedavg import Training
+from coterie.method import SGD, Hub, Phase, Round
+from coterie.methods.fedavg import FedAvg, Training
+from coterie.methods.fedprox import Proximal
 from coterie.methods.moon import Moon
+from coterie.methods.scaffold import Scaffold
 from coterie.randomness import Key
 
 D, DIM = 5, 4
@@ -105,15 +107,27 @@ def test_reference_models_are_in_evaluation_mode_with_their_own_statistics(go64)
         return ((z - mean) / (var + 1e-5).sqrt() * v[f"{NORM}.weight"] + v[f"{NORM}.bias"]).clamp(min=0)
 
     seen = {name: encoded(v, b[f"{NORM}.running_mean"], b[f"{NORM}.running_var"]) for name, v, b in
-            (("received", w, one.state.shared["buffers"]), ("previous", previous, statistics))}  # fmt: skip
+            (("global", w, one.state.shared["buffers"]), ("previous", previous, statistics))}  # fmt: skip
     own = {n: v.clone().requires_grad_() for n, v in w.items()}
     raw = x @ own[f"{LINEAR}.weight"].T
     z = encoded(own, raw.mean(0), raw.var(0, correction=0))
-    to_global = torch.exp(cosine(project(own, z), project(w, seen["received"])) / 0.5)
+    to_global = torch.exp(cosine(project(own, z), project(w, seen["global"])) / 0.5)
     to_previous = torch.exp(cosine(project(own, z), project(previous, seen["previous"])) / 0.5)
     loss = cross_entropy(z @ own[W2].T + own[B2], y) - torch.log(to_global / (to_global + to_previous)).mean()
     grads = dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
     assert farthest(two.state.shared["shared"], {n: w[n] - 0.1 * grads[n] for n in w}) < 1e-10
+
+
+def test_a_proximal_term_and_control_variates_go_around_it(go64):
+    """With mu = 0 the wrapped method is wrapped FedAvg, on the net; with mu > 0 it is not."""
+    training = Training(optim=SGD(lr=0.1), batch_size=8)
+    for wrap in (lambda inner: Proximal(0.5, inner), Scaffold):
+        fedavg, off, on = (
+            go64((Phase("train", 3, wrap(inner), ROTA),)).state.shared["shared"]
+            for inner in (FedAvg(training=training), Moon(training=training, mu=0.0), Moon(training=training))
+        )
+        assert farthest(fedavg, {name: off[name] for name in fedavg}) < 1e-12
+        assert farthest(fedavg, {name: on[name] for name in fedavg}) > 1e-6
 
 
 def test_bad_values_are_refused_with_a_cure():

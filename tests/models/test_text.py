@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.models.text import places, small_transformer, text_transformer
+from coterie.models.text import places, small_transformer, text_transformer, word_mean
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +100,22 @@ def test_dropout_draws_in_training_only():
 def test_longer_texts_and_floats_are_refused_with_a_cure(net):
     with pytest.raises(ValueError, match=r"reads 9 words, found texts of 12\. Load them with length=9"):
         net.encode(net.params, {}, {"x": torch.ones(1, 12, dtype=torch.long)}, train=False)
-    with pytest.raises(ValueError, match=r"reads token numbers \[N, length\], found torch\.float32 .* form='tokens'"):
+    with pytest.raises(ValueError, match=r"A text model reads token numbers \[N, length\], found torch\.float32 .* form='tokens'"):
         net.encode(net.params, {}, {"x": torch.ones(1, 9)}, train=False)
     with pytest.raises(ValueError, match=r"multiple of heads, found dim 10 and 4 heads"):
         text_transformer(2, 20, 5, dim=10, heads=4)
+
+
+def test_a_mean_of_words_by_hand():
+    """Sum of embeddings over the root of how many there are, one hidden layer with ReLU."""
+    net = word_mean(3, 30).to("cpu", torch.float64)
+    p = net.params
+    x = torch.tensor([[4, 7, 4, 0], [9, 0, 0, 0], [0, 0, 0, 0]])
+    z, _ = net.encode(p, {}, {"x": x}, train=True)
+    for row, text in enumerate(([4, 7, 4], [9], [])):
+        total = sum((p["encoder.embedding.weight"][word] for word in text), torch.zeros(64, dtype=torch.float64))
+        hidden = total / max(len(text), 1) ** 0.5 @ p["encoder.hidden.weight"].T + p["encoder.hidden.bias"]
+        assert (z[row] - hidden.clamp(min=0)).abs().max() < 1e-12
 
 
 def test_the_small_one_draws_nothing():

@@ -58,7 +58,7 @@ class MoonLoss:
             features, _ = net.encode(refs[name], refs.get(f"{name}_buffers", {}), columns, train=False)
             return (own * projected(refs[name], features)).sum(1)
 
-        contrast = F.softplus((similarity("previous") - similarity("received")) / self.tau)  # (3)
+        contrast = F.softplus((similarity("previous") - similarity("global")) / self.tau)  # (3)
         contrast = masked_mean(contrast, columns["mask"])
         metrics = {**metrics, "contrast": contrast.detach()}
         return Loss(value + self.mu * contrast, {"buffers": after} if buffers else {}, metrics)  # (4)
@@ -100,7 +100,7 @@ class Moon(FedAvg):
     def ask(self, mine: Groups, down: Message, site: Site) -> Train:
         current = self.buffers_of(mine, down)
         refs = {
-            "received": down["shared"], "received_buffers": current,
+            "global": down["shared"], "global_buffers": current,
             "previous": mine["previous"] or down["shared"], "previous_buffers": mine["previous_buffers"] or current,
         }  # fmt: skip
         loss = MoonLoss(self.mu, self.tau, running_statistics=self.buffers == "server")

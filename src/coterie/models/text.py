@@ -1,4 +1,4 @@
-"""A transformer encoder for text: token numbers in (0 is padding), the feature of a class token out.
+"""Encoders of text, from token numbers (0 is padding): a transformer with a class token, and a mean of words.
 
 "Attention is all you need" (Vaswani et al. 2017), layers as torch.nn.TransformerEncoderLayer has them by default (norm after
 each sum, ReLU), written out because torch's own takes paths that depend on the data and can't be stacked.
@@ -79,11 +79,7 @@ class TextEncoder(nn.Module):
         self.layers = nn.ModuleList(TransformerLayer(dim, heads, hidden, dropout) for _ in range(layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        if tokens.is_floating_point() or tokens.dim() != 2:
-            raise ValueError(
-                f"A text transformer reads token numbers [N, length], found {tokens.dtype} of shape {list(tokens.shape)}. "
-                "Load the texts with form='tokens'."
-            )
+        check_tokens(tokens)
         if tokens.shape[1] > self.length:
             raise ValueError(
                 f"This transformer reads {self.length} words, found texts of {tokens.shape[1]}. "
@@ -103,6 +99,36 @@ def places(length: int, dim: int) -> Tensor:
     """sin and cos of the place, over wavelengths from 2 pi to 10,000 * 2 pi."""
     angle = torch.arange(length)[:, None] * torch.exp(torch.arange(0, dim, 2) * (-math.log(10_000.0) / dim))
     return torch.stack([angle.sin(), angle.cos()], dim=2).reshape(length, dim)
+
+
+class MeanOfWords(nn.Module):
+    """The mean of a text's word embeddings, then one hidden layer: order counts for nothing."""
+
+    def __init__(self, vocab: int, dim: int, features: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, dim)
+        nn.init.normal_(self.embedding.weight, std=dim**-0.5)
+        self.hidden = nn.Linear(dim, features)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        check_tokens(tokens)
+        real = (tokens != 0).to(self.embedding.weight.dtype)[:, :, None]
+        mean = (self.embedding(tokens) * real).sum(1) / real.sum(1).clamp(min=1).sqrt()  # the root, so that a long text's sum is no shorter
+        out: Tensor = F.relu(self.hidden(mean))
+        return out
+
+
+def check_tokens(tokens: Tensor) -> None:
+    if tokens.is_floating_point() or tokens.dim() != 2:
+        raise ValueError(
+            f"A text model reads token numbers [N, length], found {tokens.dtype} of shape {list(tokens.shape)}. "
+            "Load the texts with form='tokens'."
+        )
+
+
+def word_mean(num_classes: int, vocab: int = 4096, length: int = 48, loss: TaskLoss = CrossEntropy()) -> Net:
+    """64 numbers per word and 64 features: it learns in seconds what the small transformer needs minutes for."""
+    return Net(EncoderHead(MeanOfWords(vocab, 64, 64), nn.Linear(64, num_classes), 64), loss)
 
 
 def text_transformer(

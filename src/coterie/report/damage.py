@@ -13,7 +13,7 @@ from rich.table import Table
 from coterie.metrics.statistics import mean_and_deviation
 
 CLEAN = "clean"
-_CELL, _ROW, _LEFT, _TOP = 104.0, 40.0, 110.0, 74.0
+_CELL, _ROW, _LEFT, _TOP = 122.0, 40.0, 110.0, 74.0
 
 
 @dataclass(frozen=True)
