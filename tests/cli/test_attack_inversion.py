@@ -115,6 +115,13 @@ def test_bad_requests_are_one_sentence(out: Path, capsys: pytest.CaptureFixture[
     assert "is not among those that this recipe attacks" in refused(capsys, "run", "fable_inversion", "--methods", "ditto")
 
 
+def test_a_secure_sum_leaves_nothing_to_attack(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    words = ("run", "compare_digits", "--methods", "fedavg", "--rounds", "1", "--clients", "4", "--secure-sum", "--record-messages", "1", "--quiet")
+    succeed(capsys, *words, "--out", tmp_path / "sum")
+    assert "saw only a secure sum, and no client's Message" in refused(capsys, "attack", "inversion", tmp_path / "sum" / "fedavg")
+
+
 def test_a_trained_net_and_a_batch_are_attacked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("run", "fable_inversion", "--scale", "smoke", "--trained", "2", "--methods", "fedavg", "--attacks", "inverting", "--iterations", "10")
     succeed(capsys, *words, "--images", "2", "--quiet", "--out", tmp_path / "trained")

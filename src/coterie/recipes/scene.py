@@ -16,6 +16,7 @@ from coterie.engine.run import Finish
 from coterie.engine.settings import Settings
 from coterie.method import Plan
 from coterie.models.net import Net
+from coterie.options import arguments_of
 from coterie.privacy.guards import Guards
 from coterie.recipes.folders import RECIPE_FILE, from_json, read_request
 from coterie.recipes.session import Session
@@ -78,7 +79,8 @@ def scene_of(run: Path) -> Scene:
 
 def _played(session: _Rebuilding, run: Path) -> Scene:
     try:
-        getattr(recipes, session.recipe)(session, **session.values)
+        recipe = getattr(recipes, session.recipe)
+        recipe(session, **arguments_of(recipe, session.values))
     except _FoundScene as found:
         return found.scene
     return _not_there(session, run)

@@ -147,7 +147,7 @@ class FreeCotangent(_Base):
     """L4: whatever head and anchors there are, they enter only through v = dL/dz (FB-D10): so v' itself is varied.
 
     v' is counted in units of `unit`, with which a random start has a gradient as long as the observed one: v' and x' then move on one
-    scale, whatever head there is (FABLE's v is a thousandth of FedPer's at first).
+    scale, whatever head there is (at first FABLE's v is some hundred times shorter than FedPer's).
 
     With `orthogonal` the part of v' along z' is taken out, because FABLE's v is orthogonal to z for every sample.
     """
