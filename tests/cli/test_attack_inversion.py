@@ -122,7 +122,7 @@ def test_a_secure_sum_leaves_nothing_to_attack(capsys: pytest.CaptureFixture[str
     assert "saw only a secure sum, and no client's Message" in refused(capsys, "attack", "inversion", tmp_path / "sum" / "fedavg")
 
 
-def test_a_trained_net_and_a_batch_are_attacked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trained_net_is_attacked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("run", "fable_inversion", "--scale", "smoke", "--trained", "2", "--methods", "fedavg", "--attacks", "inverting", "--iterations", "10")
     succeed(capsys, *words, "--images", "2", "--quiet", "--out", tmp_path / "trained")
     transcript = Transcript.load(tmp_path / "trained" / "fedavg")
