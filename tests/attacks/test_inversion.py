@@ -160,7 +160,7 @@ def test_levels_with_more_freedom_come_at_least_as_near() -> None:
     """AT-T3: at the end of equal searches L4 is at most as far from a FABLE message as the paper's attacker L0, and finds the picture."""
     x = picture()
     seen, _, _ = seen_fable(x)
-    budget = {"iterations": 25, "restarts": 1}
+    budget = {"iterations": 25, "restarts": 4}  # one start may end far away, for either
     scale = float(squared({n: torch.zeros_like(g) for n, g in seen.gradient.items()}, seen.gradient))
     l0 = dummy_decoder(encoder, seen, **budget)
     floor = max(l0.loss, 1e-8 * scale)  # all of them stop when nothing is left

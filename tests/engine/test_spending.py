@@ -135,6 +135,23 @@ def test_half_a_line_of_a_crash_is_no_release_and_other_damage_is_refused(tmp_pa
         read_attempts(out / RELEASES)
 
 
+def test_a_whole_line_whose_end_a_crash_lost_is_kept(tmp_path: Path) -> None:
+    """Twice: the file must go on to hold as many attempts as a checkpoint is told of."""
+    account = Account(tmp_path, NOISY, 4)
+    planned = NOISY.release(round=1, sampling="everyone", rate=1.0, participants=(0, 1))
+    account.end(account.begin(planned), (0, 1))
+    account.begin(planned)
+    path = tmp_path / RELEASES
+    path.write_bytes(path.read_bytes()[:-1])
+    again = Account(tmp_path, NOISY, 4)
+    again.load(1)
+    again.end(again.begin(planned), (0,))
+    assert again.attempts == 3
+    last = Account(tmp_path, NOISY, 4)
+    last.load(3)
+    assert last.spending.num_releases == 3
+
+
 def test_the_budget_ends_the_run_before_it_is_exceeded(tmp_path: Path) -> None:
     """Three rounds of the central view fit, the fourth does not; the last round is evaluated and saved like a planned end."""
     three, four = (gaussian_eps(math.sqrt(rounds) / 2.0) for rounds in (3, 4))

@@ -51,11 +51,22 @@ def test_a_group_of_keys_stands_for_its_fields_with_this_functions_defaults() ->
     assert arguments_of(small, {"rounds": 4, "name": "b"}) == {"rounds": 4, "shared": Shared(size=5, name="b")}
 
 
+def test_what_only_noise_has_is_refused_without_noise_except_beside_an_epsilon_of_infinity() -> None:
+    population = build_population("digits", clients=6, limit=120)
+    for knobs in ({"split": "full"}, {"delta": 0.01}, {"view": "local"}, {"mechanism": "discrete"}, {"audit_seed": 1}):
+        privacy = Privacy(clip=0.5, **knobs)
+        with pytest.raises(ValueError, match=rf"--{next(iter(knobs)).replace('_', '-')} does nothing without noise"):
+            privacy.guards(Everyone(), population, 2, SETTINGS)
+        assert not privacy.without_noise().guards(Everyone(), population, 2, SETTINGS).private
+
+
 @pytest.mark.parametrize(
     ("knobs", "text"),
     [
         ({"epsilon": 8.0}, r"--epsilon needs a bound .* no clip\. Add for example --clip 0\.5"),
         ({"noise": 1.0}, r"--noise needs a bound"),
+        ({"clip_mode": "adaptive"}, r"--clip-mode does nothing without a clip"),
+        ({"clip": 0.5, "delta": 7.0}, r"delta must lie strictly between 0 and 1, found 7"),
         ({"clip": 1.0, "noise": 1.0, "epsilon": 8.0}, r"Give --noise or --epsilon, found both \(1 and 8\)"),
     ],
 )

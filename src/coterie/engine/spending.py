@@ -39,8 +39,8 @@ class Account:
 
     def load(self, known: int) -> None:
         """Charge again what an earlier process of this run has written down; the checkpoint knows of so many attempts."""
+        mend_last_line(self.path)
         attempts = read_attempts(self.path)
-        cut_half_line(self.path)
         if len(attempts) < known:
             raise ValueError(
                 f"'{self.path}' tells of {len(attempts)} attempts, but the checkpoint knows of {known}: what was spent is lost. "
@@ -72,7 +72,8 @@ class Account:
         """Charge what left the clients."""
         if attempt is None:
             return
-        release = replace(self._begun.pop(attempt), participants=sent)
+        begun = self._begun.pop(attempt)
+        release = replace(begun, participants=sent, drawn=len(begun.participants))
         self._write(attempt, "done", release)
         self.spending.add(release)
         self.charged = release.round
@@ -176,11 +177,18 @@ def read_attempts(path: Path) -> dict[int, Release]:
     return attempts
 
 
-def cut_half_line(path: Path) -> None:
-    """Remove what a crash left of a last line, so that the next one starts on its own."""
+def mend_last_line(path: Path) -> None:
+    """End a whole last line that a crash left open, and remove half of one, so that the next one starts on its own."""
     data = path.read_bytes() if path.exists() else b""
-    if data and not data.endswith(b"\n"):
+    if not data or data.endswith(b"\n"):
+        return
+    try:
+        json.loads(data[data.rfind(b"\n") + 1 :])
+    except ValueError:
         os.truncate(path, data.rfind(b"\n") + 1)
+    else:
+        with path.open("ab") as file:
+            file.write(b"\n")
 
 
 def check_budget(guards: Guards, num_clients: int, phases: Iterable[tuple[Cohort, Collection[str]]]) -> None:

@@ -57,7 +57,8 @@ class Adaptive:
 
     def noise_on_update(self, noise: float) -> float:
         """z_Delta, so that update and bit together cost what the declared noise alone would."""
-        left = 1.0 / noise**2 - 1.0 / (2.0 * self.noise_on_bit(noise)) ** 2
+        of_both, of_bit = 1.0 / noise, 0.5 / self.noise_on_bit(noise)
+        left = (of_both - of_bit) * (of_both + of_bit)
         if left <= 0:
             raise ValueError(
                 f"The adaptive clip's bit has noise {self.noise_on_bit(noise):g}, which alone costs more than the declared noise {noise:g}. "

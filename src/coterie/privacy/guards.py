@@ -35,6 +35,7 @@ class Unguardable(ValueError):
     """A client's numbers that no guard can bound: not finite, or beyond what a float64 norm holds."""
 
 
+_MOST_NOISE = 1e9  # nothing is left of any model long before, and squares of such numbers still fit a float
 _HALF = torch.tensor(0.5, dtype=torch.float64)
 
 
@@ -69,8 +70,8 @@ class Guards:
     def __post_init__(self) -> None:
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise ValueError(f"clip must be greater than 0, found {self.clip}. Use for example 1.0, or leave it out.")
-        if not 0 <= self.noise < math.inf:
-            raise ValueError(f"noise must be at least 0, found {self.noise}. Use for example 0.5, or 0 for none.")
+        if not 0 <= self.noise <= _MOST_NOISE:
+            raise ValueError(f"noise must be from 0 to {_MOST_NOISE:g} clips, found {self.noise}. Use for example 0.5, or 0 for none.")
         if not 0 <= self.kappa < math.inf:
             raise ValueError(f"kappa must be at least 0, found {self.kappa}. Use the default, or 0 to send no weight.")
         for name, value in (("n_max", self.n_max), ("min_cohort", self.min_cohort)):

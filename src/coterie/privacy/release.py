@@ -19,7 +19,7 @@ class Release:
     `split`: every client adds sigma C ("full"), or sigma C / sqrt(min_cohort) ("share").
     `min_cohort`: m_min, honest noise terms that the sum is guaranteed to carry; 1 if nothing is guaranteed.
     `rate`: q of Poisson sampling; cohort / population of a fixed one; 1 for everyone.
-    `participants`: the clients whose (noised) Message left them.
+    `participants`: the clients whose (noised) Message left them; `drawn`: how many were asked, where that were more.
     `secure`: the server saw the sum only.
     `clip_noise`: noise multiplier of the adaptive clip's bit, relative to the 1/2 by which a client moves it, None without
     adaptive clipping. Both together are what the guards declared (`Guards.release`).
@@ -34,6 +34,7 @@ class Release:
     participants: tuple[int, ...]
     secure: bool
     clip_noise: float | None = None
+    drawn: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise < math.inf:

@@ -96,7 +96,7 @@ def guards_of(session: Session, curve: Curve, privacy: Privacy) -> dict[float | 
     sampling = privacy.sampling or "poisson"
     population, _ = curve.world(curve.methods[0], curve.seeds[0])
     for epsilon in dict.fromkeys((*curve.epsilons, None)):
-        asked = replace(privacy, epsilon=epsilon, sampling=sampling)
+        asked = replace(privacy if epsilon is not None else privacy.without_noise(), epsilon=epsilon, sampling=sampling)
         cohort = asked.cohort(None if size == curve.clients else size, curve.clients)
         found[epsilon] = cohort, asked.guards(cohort, population, curve.rounds, session.settings)
     return found

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 from coterie.data.examples import Population
 from coterie.engine.settings import Settings
 from coterie.method import Cohort, Everyone, Fixed, Poisson
 from coterie.options import OptionGroup
 from coterie.privacy.accountant import Budget, Scheme, ViewName, noise_for
+from coterie.privacy.accountant.budget import check_delta
 from coterie.privacy.clipping import ClipGroups, ClipMode
 from coterie.privacy.guards import Guards
 from coterie.privacy.noise import Mechanism
 from coterie.privacy.release import Sampling, Split
 from coterie.privacy.secure_sum.settings import SMALLEST_COHORT, Bits
 from coterie.recipes.secure import secured
+
+_OF_NOISE = ("delta", "view", "split", "mechanism", "audit_seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +70,26 @@ class Privacy(OptionGroup):
             what = "--noise" if self.noise else "--epsilon"
             raise ValueError(f"{what} needs a bound on what one client can change, found no clip. Add for example --clip 0.5.")
 
+        if self.delta is not None:
+            check_delta(self.delta)
+        if self.clip is None:
+            self._refuse_idle(("clip_mode", "clip_groups"), "a clip", "--clip 0.5")
+
+    def _refuse_idle(self, names: tuple[str, ...], missing: str, example: str) -> None:
+        """A key that would change nothing is a mistake: somebody believes to be protected by it."""
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(f"--{name.replace('_', '-')} does nothing without {missing}. Add for example {example}, or leave it out.")
+
     @property
     def noised(self) -> bool:
         return bool(self.noise) or self.epsilon is not None
+
+    def without_noise(self) -> Privacy:
+        """The same clip and secure sum, and nothing that only noise has."""
+        defaults: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in _OF_NOISE}
+        return replace(self, noise=None, epsilon=None, **defaults)
 
     def cohort(self, size: int | None, clients: int) -> Cohort:
         """Who takes part: everybody, or `size` clients (on average, if Poisson: q = size / clients, PT-D6)."""
@@ -84,6 +104,8 @@ class Privacy(OptionGroup):
 
     def guards(self, cohort: Cohort, population: Population, rounds: int, settings: Settings) -> Guards:
         """The guards of a run of so many rounds; with --epsilon the noise that keeps it, and the budget that stops the run."""
+        if not self.noised:
+            self._refuse_idle(_OF_NOISE, "noise", "--epsilon 8")
         return secured(
             self._noisy(cohort, len(population), rounds, settings), population, secure_sum=self.secure_sum, threshold=self.secure_threshold,
             bits=self.secure_bits, neighbours=self.secure_neighbours, range=self.secure_range, dropout=self.secure_dropout,

@@ -118,3 +118,19 @@ def test_known_sizes_are_told_only_where_they_can_be() -> None:
     assert Spending(releases=[poisson]).sizes_known_epsilon() is None  # of how many clients?
     assert Spending(releases=[ALL], num_clients=4).sizes_known_epsilon() is None  # nothing is sampled
     assert Spending(releases=[poisson], num_clients=4).view("amplified").sizes_known_epsilon is None  # seconds, so only when asked
+
+
+@pytest.mark.skipif(not sampled.available(), reason="needs dp-accounting (the extra 'privacy')")
+def test_who_was_drawn_sets_the_chance_and_who_sent_the_noise() -> None:
+    """60 of 100 were drawn and 30 sent: a client was among them with the chance of 60, under the noise of 30."""
+    release = Release(
+        round=1, noise=1.0, split="full", min_cohort=20, sampling="poisson", rate=0.6, participants=tuple(range(30)), secure=True, drawn=60
+    )
+    spending = Spending(Budget(delta=1e-3), [release] * 100, num_clients=100)
+    expected = sampled.replaced_epsilon({(math.sqrt(30), 0.6): 100}, 1e-3)
+    assert spending.sizes_known_epsilon() == pytest.approx(expected, rel=1e-12) and expected > 20
+
+
+@pytest.mark.parametrize(("noise", "epsilon"), [(1e-200, None), (1e300, 0.0)])
+def test_noise_of_any_size_has_a_number_or_none(noise: float, epsilon: float | None) -> None:
+    assert Spending(releases=[replace(ALL, noise=noise)]).view("central").epsilon == epsilon

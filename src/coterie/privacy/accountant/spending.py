@@ -22,7 +22,7 @@ SAMPLING_WORDS: dict[Sampling, str] = {
 
 
 class _Sizes(NamedTuple):
-    """Cohorts of nearly the same size."""
+    """Cohorts of nearly the same size: the fewest that sent, the most that were drawn."""
 
     least: int
     most: int
@@ -58,11 +58,15 @@ class Spending:
         self._add_size(message, release, len(release.participants), times)
 
     def _add_size(self, message: float, release: Release, size: int, times: int) -> None:
-        """Under Poisson sampling; a cohort that is too small for its round lets out nothing of anybody's data in a sum."""
+        """Under Poisson sampling; a cohort that is too small for its round lets out nothing of anybody's data in a sum.
+
+        Those who sent bring the noise, and a client's chance to be among them is that of those who were drawn.
+        """
         if release.sampling == "poisson" and size >= release.min_cohort:
+            drawn = max(size, release.drawn)
             key = message, round(math.log(size) / math.log(1.1))
-            known = self._sizes.get(key, _Sizes(size, size, 0))
-            self._sizes[key] = _Sizes(min(known.least, size), max(known.most, size), known.times + times)
+            known = self._sizes.get(key, _Sizes(size, drawn, 0))
+            self._sizes[key] = _Sizes(min(known.least, size), max(known.most, drawn), known.times + times)
 
     def expect_size(self, release: Release, size: int, times: int) -> None:
         """Of planned releases, which name no participants but one: the size that their cohorts will have on average."""
@@ -119,7 +123,7 @@ class Spending:
     @property
     def _hidden_messages(self) -> str:
         if self._secure:
-            return "no more clients work with the server than the secure sum bears"
+            return "fewer than the threshold work with the server, and min_cohort clients of every sum with nobody"
         return "the server can be trusted: it saw every message (no secure sum)"
 
     def view(self, name: ViewName) -> View:

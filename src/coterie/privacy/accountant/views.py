@@ -91,7 +91,7 @@ def effective(multipliers: Iterable[float]) -> float:
 
 def load(z: float) -> float:
     """What one release adds to mu^2."""
-    return 1.0 / z**2 if z > 0.0 else math.inf
+    return (1.0 / z) * (1.0 / z) if z > 0.0 else math.inf  # a product overflows to infinity, where a power raises
 
 
 def _parts(release: Release) -> list[float]:
