@@ -98,6 +98,23 @@ Scores: TypeAlias = dict[str, dict[str, dict[str, float]]]
 AnswerExchange: TypeAlias = Callable[[Mapping[ClientId, Exchange]], Mapping[ClientId, Message | Failure]]
 
 
+class Remarks:
+    """What a user should know of how a run goes, each sentence once."""
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+        self._told: set[str] = set()
+
+    def say(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._waiting.append(text)
+
+    def take(self) -> list[str]:
+        told, self._waiting = self._waiting, []
+        return told
+
+
 class Backend(Protocol):
     """Runs jobs in any order it likes. Jobs are pulled one by one, so only those under way are in memory."""
 

@@ -48,6 +48,14 @@ def moved_mean(before: torch.Tensor, z: torch.Tensor, mask: torch.Tensor, moment
     return (1.0 - momentum) * before + momentum * now
 
 
+def features_and_mean(params: Groups, buffers: Groups, batch: Batch, net: Net, momentum: float) -> tuple[torch.Tensor, Groups]:
+    """A batch's features, and the buffers with the running feature mean moved towards theirs."""
+    columns = batch["local"]
+    z, after = net.encode(params["shared"], buffers.get("buffers", {}), columns, train=True)
+    mean = moved_mean(buffers["mean"]["features"], z, columns["mask"], momentum)
+    return z, {**buffers, **({"buffers": after} if after else {}), "mean": {"features": mean}}
+
+
 @dataclass(frozen=True)
 class MeasuringLoss:
     """The task's loss without any bias, while the running feature mean is taken."""
@@ -56,12 +64,10 @@ class MeasuringLoss:
     running_statistics: bool = False
 
     def __call__(self, params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Loss:
-        columns = batch["local"]
         net = net.with_running_statistics() if self.running_statistics else net
-        z, after = net.encode(params["shared"], buffers.get("buffers", {}), columns, train=True)
-        value, metrics = net.loss(net.head(params["shared"], z), columns)
-        mean = moved_mean(buffers["mean"]["features"], z, columns["mask"], self.mean_momentum)
-        return Loss(value, {**buffers, **({"buffers": after} if after else {}), "mean": {"features": mean}}, metrics)
+        z, left = features_and_mean(params, buffers, batch, net, self.mean_momentum)
+        value, metrics = net.loss(net.head(params["shared"], z), batch["local"])
+        return Loss(value, left, metrics)
 
 
 @dataclass(frozen=True)
@@ -73,13 +79,10 @@ class DbeLoss:
     running_statistics: bool = False
 
     def __call__(self, params: Groups, buffers: Groups, refs: Groups, batch: Batch, net: Net) -> Loss:
-        columns = batch["local"]
         net = net.with_running_statistics() if self.running_statistics else net
-        z, after = net.encode(params["shared"], buffers.get("buffers", {}), columns, train=True)
-        value, metrics = net.loss(net.head(params["shared"], z + params["private"][BIAS]), columns)
-        mean = moved_mean(buffers["mean"]["features"], z, columns["mask"], self.mean_momentum)
-        apart = 0.5 * (mean - refs[GLOBAL_MEAN]["features"]).square().mean()
-        left = {**buffers, **({"buffers": after} if after else {}), "mean": {"features": mean}}
+        z, left = features_and_mean(params, buffers, batch, net, self.mean_momentum)
+        value, metrics = net.loss(net.head(params["shared"], z + params["private"][BIAS]), batch["local"])
+        apart = 0.5 * (left["mean"]["features"] - refs[GLOBAL_MEAN]["features"]).square().mean()
         return Loss(value + self.kappa * apart, left, {**metrics, "mean_distance": apart.detach()})
 
 

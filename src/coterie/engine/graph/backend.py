@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from coterie.engine.answers import Question, own_generator, place_of, reference
-from coterie.engine.backend import World
+from coterie.engine.backend import Remarks, World
 from coterie.engine.graph.program import Program
 from coterie.engine.loop import Loop
 from coterie.engine.recording import Kept, Unrecordable
@@ -26,12 +26,10 @@ class Graph(Loop):
         super().__init__(world)
         self._programs: Kept[Program] = Kept()
         self._alone: set[Signature] = set()  # what can't be recorded
-        self._remarks: list[str] = []
-        self._told: set[str] = set()
+        self._remarks = Remarks()
 
     def remarks(self) -> list[str]:
-        told, self._remarks = self._remarks, []
-        return told
+        return self._remarks.take()
 
     def close(self) -> None:
         self._programs.clear()
@@ -41,7 +39,7 @@ class Graph(Loop):
         if not isinstance(ask, Train):
             return reference(asked)
         try:
-            kind = (id(context.net), signature(ask), ask.memory is None)
+            kind = (id(context.net), signature(ask))
         except TypeError as error:
             self._remark(ask.name, str(error))
             return reference(asked)
@@ -58,7 +56,4 @@ class Graph(Loop):
             return reference(asked)
 
     def _remark(self, name: str, reason: str) -> None:
-        text = f"The training '{name}' is computed step by step: {reason}"
-        if text not in self._told:
-            self._told.add(text)
-            self._remarks.append(text)
+        self._remarks.say(f"The training '{name}' is computed step by step: {reason}")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from coterie.engine.answers import Asking, Question, reference
-from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Scores, TrainJob, World
+from coterie.engine.backend import AnswerExchange, EvaluateJob, Outcome, Remarks, Scores, TrainJob, World
 from coterie.engine.client import Failure, failure
 from coterie.engine.loop import Runs, advance, client_run, converse, evaluation
 from coterie.engine.recording import Kept
@@ -49,8 +49,7 @@ class Stacked:
         self._alone: set[Signature] = set()  # what can't be answered together
         self._checked: set[Signature] = set()  # what gives the same numbers with padding as without, in this round
         self._programs: Kept[StackedProgram] = Kept()
-        self._remarks: list[str] = []
-        self._told: set[str] = set()
+        self._remarks = Remarks()
 
     def train(self, jobs: Iterable[TrainJob], answer: AnswerExchange) -> Iterator[Outcome]:
         self._checked.clear()  # a term that forgets its mask may get a weight later
@@ -66,8 +65,7 @@ class Stacked:
         return reference(asked)
 
     def remarks(self) -> list[str]:
-        told, self._remarks = self._remarks, []
-        return told
+        return self._remarks.take()
 
     def close(self) -> None:
         self._programs.clear()
@@ -145,7 +143,7 @@ class Stacked:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self._width = min(self._width, width)
-        self._say(f"The device's memory holds {width} clients at once, not twice as many; from here on it is {self._width}.")
+        self._remarks.say(f"The device's memory holds {width} clients at once, not twice as many; from here on it is {self._width}.")
 
     def _together(self, group: list[_Waiting]) -> list[Any]:
         first, context, kind = group[0].question, group[0].question.context, group[0].kind
@@ -156,7 +154,7 @@ class Stacked:
             replies = list(
                 train_stacked(
                     members, context.net, context.round, self._programs,
-                    remark=lambda reason: self._say(f"The steps of '{first.ask.name}' are not recorded: {reason}"),
+                    remark=lambda reason: self._remarks.say(f"The steps of '{first.ask.name}' are not recorded: {reason}"),
                 )
             )  # fmt: skip
         else:
@@ -168,12 +166,7 @@ class Stacked:
         return replies
 
     def _remark(self, question: Question, reason: str) -> None:
-        self._say(f"The ask '{question.ask.name}' is answered client by client: {reason}")
-
-    def _say(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._remarks.append(text)
+        self._remarks.say(f"The ask '{question.ask.name}' is answered client by client: {reason}")
 
 
 def _kept(run: Asking) -> Asking:
